@@ -1,0 +1,202 @@
+//! The bucket's arithmetic: pure, in integers, with time as an argument.
+//!
+//! A bucket is one number, the theoretical arrival time of the generic cell rate algorithm
+//! (GCRA: ITU-T I.371, annex A; the same thing as a token bucket). It is kept in *units*, equal
+//! parts of a token, on a scale that grows as time passes: at time `t` a bucket that is full
+//! stands at `R(t) = rate x t` or below, and an empty one at `R(t) + burst`. Admitting a call adds
+//! its cost.
+//!
+//! `R(t)` need not be a whole number of units, so it is rounded, always against the caller:
+//! down where a call is tested, up where a full bucket starts to be drawn from. Let `T` be the
+//! state after each admission, `c` its cost, and take the admissions `i..=j`. Each of them either
+//! finds the bucket full and starts from `ceil R(t)`, or leaves `T <= floor R(t) + burst`, so
+//! their costs add up to at most `burst + floor R(t_j) - ceil R(t_i)`: never more than
+//! `burst + rate x (t_j - t_i)`, in any window and whatever the clock readings were.
+//! Nothing is rounded when a cost is added (a token is a whole number of units), so rounding never
+//! adds up: a call is late by less than one unit.
+
+use std::time::Duration;
+
+use crate::rate::gcd;
+use crate::{ConfigError, Limit};
+
+/// Time stops here: 2^63 - 1 ns, 292 years, after a limiter was made.
+pub(crate) const MAX_NANOS: u64 = (1 << 63) - 1;
+
+/// Where a unit takes longer than 2 ns to come, a token is cut into at least so many.
+const FINE: u128 = 1_000_000_000;
+
+/// What one limit's rate and burst come to in units.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    burst: u64,
+    /// The units in a token.
+    token: u64,
+    /// The units that come in a nanosecond.
+    refill: Ratio,
+    /// The nanoseconds that a unit takes to come, where that is not more than one.
+    wait: Option<Ratio>,
+}
+
+/// A call's cost in units, and what a bucket may be short of for the call to be admitted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Price {
+    units: u64,
+    spare: u64,
+}
+
+/// `R` at some time, rounded down and up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reached {
+    floor: u64,
+    ceil: u64,
+}
+
+impl Bucket {
+    /// Chooses the units: as fine as a bucket for all of [`MAX_NANOS`] can have them in 64 bits.
+    ///
+    /// Where it can be, a nanosecond brings a whole number of units and nothing is ever rounded:
+    /// so for 1, 2, 5, 10, … a second and for one token in any whole number of nanoseconds. Else
+    /// the shortest of 10 ns, 100 ns, … brings a whole number, so that round times are exact.
+    pub(crate) fn new(limit: &Limit) -> Result<Self, ConfigError> {
+        limit.check()?;
+        let (tokens, nanos) = limit.rate()?.fraction();
+        let (tokens, burst) = (u128::from(tokens), u128::from(limit.capacity()));
+        let in_all = (tokens * u128::from(MAX_NANOS)).div_ceil(nanos) + burst;
+        let finest = u128::from(u64::MAX - 1) / in_all;
+        let token = (0..=18)
+            .map(|exponent| nanos / gcd(nanos, 10_u128.pow(exponent)))
+            .filter(|&token| token <= finest)
+            .map(|token| {
+                if token == nanos {
+                    token
+                } else {
+                    finest / token * token
+                }
+            })
+            .find(|&token| 2 * token * tokens >= nanos || token >= FINE)
+            .unwrap_or(finest);
+        let common = gcd(token * tokens, nanos);
+        let narrow = |number: u128| u64::try_from(number).ok();
+        let parts = || {
+            let (up, down) = (narrow(token * tokens / common)?, narrow(nanos / common)?);
+            Some(Self {
+                burst: limit.capacity(),
+                token: narrow(token)?,
+                refill: Ratio::new(up, down, 1)?,
+                wait: Ratio::new(down, up, 0).filter(|_| down <= up),
+            })
+        };
+        parts().ok_or_else(|| {
+            ConfigError::new("rate", "a fraction that fits 64 bits", format!("{limit:?}"))
+        })
+    }
+
+    /// What `cost` tokens come to, or none where a full bucket holds less.
+    #[inline]
+    pub(crate) fn price(&self, cost: u64) -> Option<Price> {
+        let spare = self.burst.checked_sub(cost)? * self.token;
+        let units = cost * self.token;
+        Some(Price { units, spare })
+    }
+
+    /// `R(now)`, for a time of at most [`MAX_NANOS`].
+    #[inline]
+    pub(crate) fn reached(&self, now: u64) -> Reached {
+        let (floor, exact) = self.refill.floor(now);
+        let ceil = floor + u64::from(!exact);
+        Reached { floor, ceil }
+    }
+
+    /// The state after a call at this price, or none where it has to wait.
+    #[inline]
+    pub(crate) fn draw(state: u64, now: Reached, price: Price) -> Option<u64> {
+        if state <= now.floor {
+            return Some(now.ceil + price.units);
+        }
+        (state - now.floor <= price.spare).then(|| state + price.units)
+    }
+
+    /// The shortest time after `now` at which a bucket in this state admits a call at this price.
+    #[inline]
+    pub(crate) fn wait(&self, state: u64, now: u64, price: Price) -> Duration {
+        let due = state.saturating_sub(price.spare);
+        match &self.wait {
+            Some(wait) => {
+                let (nanos, exact) = wait.floor(due);
+                Duration::from_nanos((nanos + u64::from(!exact)).saturating_sub(now))
+            }
+            None => self.long_wait(due, now),
+        }
+    }
+
+    /// The whole tokens in a bucket at `now`.
+    pub(crate) fn level(&self, state: u64, now: u64) -> u64 {
+        let missing = state.saturating_sub(self.reached(now).floor);
+        self.burst.saturating_sub(missing.div_ceil(self.token))
+    }
+
+    /// [`wait`](Self::wait) by division, for buckets that take centuries to fill.
+    #[cold]
+    fn long_wait(&self, due: u64, now: u64) -> Duration {
+        const SECOND: u128 = 1_000_000_000;
+        let Ratio {
+            numerator,
+            denominator,
+            ..
+        } = self.refill;
+        let [due, up, down, now] = [due, numerator, denominator, now].map(u128::from);
+        let nanos = (due * down).div_ceil(up).saturating_sub(now);
+        let seconds = u64::try_from(nanos / SECOND).unwrap_or(u64::MAX);
+        Duration::new(seconds, u32::try_from(nanos % SECOND).unwrap_or(0))
+    }
+}
+
+/// Multiplication by a fraction `numerator / denominator`, exactly and without a division.
+///
+/// A truncated reciprocal gives a first answer that is at most a little too low, and the exact
+/// remainder corrects it (T. Granlund, P. L. Montgomery, "Division by invariant integers using
+/// multiplication", 1994).
+#[derive(Clone, Debug)]
+struct Ratio {
+    numerator: u64,
+    denominator: u64,
+    /// The fraction x 2^(64 - `shift`), rounded down.
+    factor: u64,
+    shift: u32,
+}
+
+impl Ratio {
+    /// A fraction below 2^`shift`, or 1, for numbers below 2^(64 - `shift`).
+    ///
+    /// None where it is too large, or so fine that remainders would not fit 64 bits.
+    fn new(numerator: u64, denominator: u64, shift: u32) -> Option<Self> {
+        if numerator.max(denominator) >= 1 << 62 {
+            return None;
+        }
+        let factor = (u128::from(numerator) << (64 - shift)) / u128::from(denominator);
+        let one = 1 << 64;
+        Some(Self {
+            numerator,
+            denominator,
+            factor: u64::try_from(if factor == one { one - 1 } else { factor }).ok()?,
+            shift,
+        })
+    }
+
+    /// `number x fraction` rounded down, and whether nothing was lost.
+    #[inline]
+    fn floor(&self, number: u64) -> (u64, bool) {
+        let product = u128::from(number << self.shift) * u128::from(self.factor);
+        let mut quotient = (product >> 64) as u64;
+        // At most 2 too low, so the remainder is below 3 x 2^62 and its lower 64 bits are all of it.
+        let mut rest = number
+            .wrapping_mul(self.numerator)
+            .wrapping_sub(quotient.wrapping_mul(self.denominator));
+        while rest >= self.denominator {
+            quotient += 1;
+            rest -= self.denominator;
+        }
+        (quotient, rest == 0)
+    }
+}

@@ -1,0 +1,188 @@
+//! The limiter's time: nanoseconds since it was made, never going back.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::bucket::MAX_NANOS;
+
+/// A reading of an injected clock that is at most this much below the highest one counts as the
+/// highest. Clocks that differ between processor cores stay within it.
+const TOLERANCE: i128 = 2_000_000_000;
+
+/// Where `Limiter::try_acquire` reads the time.
+pub(crate) enum Clock {
+    /// The operating system's monotonic clock, and what it said when the limiter was made.
+    Monotonic(Instant),
+    /// A clock of the user's.
+    Injected {
+        read: Box<dyn Fn() -> Duration + Send + Sync>,
+        mark: HighWater,
+    },
+}
+
+impl Clock {
+    pub(crate) fn injected(read: Box<dyn Fn() -> Duration + Send + Sync>) -> Self {
+        let mark = HighWater::new(signed(read()));
+        Self::Injected { read, mark }
+    }
+
+    /// Nanoseconds since the limiter was made, at most [`MAX_NANOS`].
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "no machine runs for 292 years"
+    )]
+    pub(crate) fn now(&self) -> u64 {
+        match self {
+            Self::Monotonic(start) => start.elapsed().as_nanos() as u64,
+            Self::Injected { read, mark } => injected_now(read, mark),
+        }
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Monotonic(_) => "Monotonic",
+            Self::Injected { .. } => "Injected",
+        })
+    }
+}
+
+/// Kept out of the way of the operating system's clock, which is to be fast.
+#[cold]
+fn injected_now(read: &dyn Fn() -> Duration, mark: &HighWater) -> u64 {
+    let Ok(time) = mark.now::<Infallible>(|| Ok(signed(read())));
+    time.elapsed.min(MAX_NANOS)
+}
+
+/// A duration in nanoseconds, up to the end of a limiter's time.
+#[inline]
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).map_or(MAX_NANOS, |nanos| nanos.min(MAX_NANOS))
+}
+
+fn signed(duration: Duration) -> i128 {
+    i128::from(duration.as_secs()) * 1_000_000_000 + i128::from(duration.subsec_nanos())
+}
+
+/// Makes time that only goes forward out of the readings of a clock that may not.
+///
+/// A reading above the highest one so far moves time on. One that is up to 2 s below counts as
+/// the highest. One further below is a step back: readings are counted from it on, so that nothing
+/// elapses because of the step, and nobody waits for the clock to catch up.
+///
+/// ```
+/// use callgate::HighWater;
+///
+/// const SECOND: i128 = 1_000_000_000;
+/// let mark = HighWater::new(100 * SECOND);
+/// let elapsed = |reading| mark.now(|| Ok::<_, ()>(reading)).map(|time| time.elapsed);
+/// assert_eq!(elapsed(101 * SECOND), Ok(1_000_000_000));
+/// assert_eq!(elapsed(99 * SECOND), Ok(1_000_000_000)); // 2 s low: as 101
+/// assert_eq!(elapsed(0), Ok(1_000_000_000)); // a step back: counted from here
+/// assert_eq!(elapsed(SECOND), Ok(2_000_000_000));
+/// ```
+#[derive(Debug)]
+pub struct HighWater(Mutex<Marked>);
+
+#[derive(Debug)]
+struct Marked {
+    highest: i128,
+    elapsed: u64,
+    /// How many readings were taken in: tells whether one overtook another.
+    count: u64,
+}
+
+/// What a reading came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reading {
+    /// Nanoseconds since the first reading; never less than before.
+    pub elapsed: u64,
+    /// The reading, in the clock's own nanoseconds, from which on `elapsed` grows again.
+    pub highest: i128,
+}
+
+impl HighWater {
+    /// Starts at the clock's first reading, in nanoseconds.
+    #[must_use]
+    pub fn new(first: i128) -> Self {
+        Self(Mutex::new(Marked {
+            highest: first,
+            elapsed: 0,
+            count: 0,
+        }))
+    }
+
+    /// Reads the clock (in nanoseconds from any start) and says what time it is.
+    ///
+    /// # Errors
+    /// What `read` fails with.
+    pub fn now<E>(&self, mut read: impl FnMut() -> Result<i128, E>) -> Result<Reading, E> {
+        loop {
+            // Nothing is locked while `read` runs: it is the user's code.
+            let before = self.lock().count;
+            let reading = read()?;
+            let mut marked = self.lock();
+            let step = reading.saturating_sub(marked.highest);
+            if step < -TOLERANCE && marked.count != before {
+                // A later reading came in first, so this one may be old and no step back: read again.
+                continue;
+            }
+            if step > 0 {
+                let step = u64::try_from(step).unwrap_or(u64::MAX);
+                marked.elapsed = marked.elapsed.saturating_add(step);
+            }
+            if !(-TOLERANCE..=0).contains(&step) {
+                marked.highest = reading;
+            }
+            marked.count += 1;
+            return Ok(Reading {
+                elapsed: marked.elapsed,
+                highest: marked.highest,
+            });
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Marked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i128 = 1_000_000_000;
+
+    #[test]
+    fn a_reading_that_was_overtaken_is_no_step_back() {
+        let mark = HighWater::new(0);
+        let mut readings = [10 * SECOND, 3 * SECOND, 11 * SECOND].into_iter();
+        // While the first caller holds the reading "3 s", a second one takes "10 s" in.
+        let first = readings.next().unwrap();
+        let mut overtaken = false;
+        let time = mark
+            .now(|| {
+                if !overtaken {
+                    overtaken = true;
+                    mark.now(|| Ok::<_, ()>(first)).unwrap();
+                }
+                readings.next().ok_or(())
+            })
+            .unwrap();
+        assert_eq!(i128::from(time.elapsed), 11 * SECOND);
+    }
+
+    #[test]
+    fn a_clock_that_says_absurd_things_mints_no_time_twice() {
+        let mark = HighWater::new(0);
+        let elapsed = |reading| mark.now(|| Ok::<_, ()>(reading)).unwrap().elapsed;
+        assert_eq!(elapsed(i128::MAX), u64::MAX);
+        assert_eq!(elapsed(i128::MIN), u64::MAX);
+        assert_eq!(elapsed(0), u64::MAX);
+    }
+}

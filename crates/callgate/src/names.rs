@@ -1,0 +1,84 @@
+//! Tool names to the places of their limits, for a set of names that never changes.
+
+use std::hash::Hasher;
+
+use rustc_hash::FxHasher;
+
+/// A table of hashes alone, found by linear probing; at least three of four slots are free.
+///
+/// It answers with the only name that may be meant, for the caller to compare. That can then be
+/// done while the processor waits for other things: reading the clock costs three look-ups.
+#[derive(Debug)]
+pub(crate) struct Names {
+    seed: usize,
+    slots: Box<[Option<Slot>]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    hash: u64,
+    index: usize,
+}
+
+impl Names {
+    /// A table of these names, which are all different; each is at the place it has here.
+    pub(crate) fn new(names: &[&str]) -> Self {
+        // Two names with one hash are not to be expected; should it happen, another seed parts them.
+        let mut seed = 0;
+        loop {
+            if let Some(slots) = fill(seed, names) {
+                return Self { seed, slots };
+            }
+            seed += 1;
+        }
+    }
+
+    /// The place of the name with this name's hash: no other name of the table can be equal to it.
+    #[inline]
+    pub(crate) fn candidate(&self, name: &str) -> Option<usize> {
+        let hash = hash(self.seed, name);
+        let mut place = start(hash);
+        loop {
+            let slot = self.slots[place & (self.slots.len() - 1)]?;
+            if slot.hash == hash {
+                return Some(slot.index);
+            }
+            place += 1;
+        }
+    }
+}
+
+/// The table under this seed, or none where two names share a hash.
+fn fill(seed: usize, names: &[&str]) -> Option<Box<[Option<Slot>]>> {
+    let size = (names.len() * 4).next_power_of_two();
+    let mut slots = vec![None; size].into_boxed_slice();
+    for (index, name) in names.iter().enumerate() {
+        let hash = hash(seed, name);
+        let mut place = start(hash) & (size - 1);
+        while let Some(Slot { hash: other, .. }) = slots[place] {
+            if other == hash {
+                return None;
+            }
+            place = (place + 1) & (size - 1);
+        }
+        slots[place] = Some(Slot { hash, index });
+    }
+    Some(slots)
+}
+
+#[inline]
+fn hash(seed: usize, name: &str) -> u64 {
+    let mut hasher = FxHasher::with_seed(seed);
+    hasher.write(name.as_bytes());
+    hasher.finish()
+}
+
+/// Where to look first; only the lower bits count.
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lower bits are what is wanted"
+)]
+fn start(hash: u64) -> usize {
+    hash as usize
+}

@@ -1,0 +1,452 @@
+//! Rates and limits: what a user asks for, held as exact fractions.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::ConfigError;
+
+/// The largest burst, and the largest cost that a call can be admitted at: 2^32 - 1 tokens.
+pub const MAX_BURST: u64 = u32::MAX as u64;
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// The slowest rate is one token in this time: 366 days, so that "one a year" fits in any year.
+const SLOWEST_PERIOD: u128 = 366 * 86_400 * NANOS_PER_SECOND as u128;
+
+/// A count may have this many significant digits: all of a float's, and room to spare.
+const MAX_DIGITS: usize = 18;
+
+/// The units of time that a rate can be written in, with their lengths in nanoseconds.
+const UNITS: [(&str, &str, u64); 4] = [
+    ("s", "second", NANOS_PER_SECOND),
+    ("min", "minute", 60 * NANOS_PER_SECOND),
+    ("h", "hour", 3_600 * NANOS_PER_SECOND),
+    ("day", "day", 86_400 * NANOS_PER_SECOND),
+];
+
+/// How fast a bucket refills: an exact fraction, in lowest terms, of tokens per nanosecond.
+///
+/// From 1 token in 366 days to 1,000,000,000 tokens a second.
+///
+/// ```
+/// use callgate::Rate;
+///
+/// let rate: Rate = "300/min".parse()?;
+/// assert_eq!(rate, "5/s".parse()?);
+/// assert_eq!(rate.to_string(), "5/s");
+/// # Ok::<(), callgate::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    tokens: u64,
+    nanos: u128,
+}
+
+impl Rate {
+    /// `count` tokens in each `unit` (an entry of `UNITS`).
+    fn new(count: &Count, (_, unit, nanos): (&str, &str, u64)) -> Result<Self, ConfigError> {
+        let refused = || {
+            ConfigError::new(
+                "rate",
+                "from 1 per 366 days to 1,000,000,000 per second",
+                format!("{} per {unit}", count.text),
+            )
+        };
+        let (digits, exponent) = count.decimal.ok_or_else(refused)?;
+        let scale = 10_u128.checked_pow(exponent.unsigned_abs());
+        let [digits, nanos] = [digits, nanos].map(u128::from);
+        let scaled = |number: u128| scale.and_then(|scale| number.checked_mul(scale));
+        // What overflows here is far out of range.
+        let (tokens, nanos) = if exponent < 0 {
+            (digits, scaled(nanos).ok_or_else(refused)?)
+        } else {
+            (scaled(digits).ok_or_else(refused)?, nanos)
+        };
+        let common = gcd(tokens, nanos);
+        let (tokens, nanos) = (tokens / common, nanos / common);
+        let fits = tokens > 0 && tokens <= nanos && nanos <= tokens.saturating_mul(SLOWEST_PERIOD);
+        match u64::try_from(tokens) {
+            Ok(tokens) if fits => Ok(Self { tokens, nanos }),
+            _ => Err(refused()),
+        }
+    }
+
+    /// The fraction: so many tokens in so many nanoseconds, in lowest terms.
+    pub(crate) fn fraction(self) -> (u64, u128) {
+        (self.tokens, self.nanos)
+    }
+
+    /// The count of tokens per `nanos` as a decimal, where it has one of at most 18 digits.
+    fn decimal(self, nanos: u64) -> Option<String> {
+        let numerator = u128::from(self.tokens) * u128::from(nanos);
+        let (whole, mut rest) = (numerator / self.nanos, numerator % self.nanos);
+        let mut text = whole.to_string();
+        let mut digits = if whole == 0 { 0 } else { text.len() };
+        if rest > 0 {
+            text.push('.');
+        }
+        while rest > 0 {
+            // `rest` is below `nanos`, which is below 10^37.
+            let digit = rest * 10 / self.nanos;
+            rest = rest * 10 % self.nanos;
+            if digits > 0 || digit > 0 {
+                digits += 1;
+            }
+            if digits > MAX_DIGITS {
+                return None;
+            }
+            text.push(char::from(b'0' + u8::try_from(digit).ok()?));
+        }
+        Some(text)
+    }
+
+    /// Tokens a second, as the nearest float.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the nearest float is what is asked for"
+    )]
+    pub fn per_second(self) -> f64 {
+        // Through the decimal where there is one, so that 0.1 comes back as 0.1.
+        self.decimal(NANOS_PER_SECOND)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_else(|| self.tokens as f64 / (self.nanos as f64 / NANOS_PER_SECOND as f64))
+    }
+}
+
+impl fmt::Display for Rate {
+    /// As a user would write it: `2/s`, `100/min`, `0.5/day`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let written = UNITS
+            .iter()
+            .find_map(|&(short, _, nanos)| Some((self.decimal(nanos)?, short)));
+        match written {
+            Some((count, unit)) => write!(f, "{count}/{unit}"),
+            None => write!(f, "{}/{}ns", self.tokens, self.nanos),
+        }
+    }
+}
+
+impl FromStr for Rate {
+    type Err = ConfigError;
+
+    /// Reads `N/s`, `N/min`, `N/h` or `N/day`, with `N` a decimal such as `300` or `0.5`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let parsed = text.split_once('/').and_then(|(count, unit)| {
+            let unit = UNITS.iter().find(|(short, ..)| *short == unit.trim())?;
+            let count = count.trim();
+            let decimal = Some(Count::parse(count)?);
+            let text = count.to_owned();
+            Some((Count { text, decimal }, *unit))
+        });
+        match parsed {
+            Some((count, unit)) => Self::new(&count, unit),
+            None => Err(ConfigError::new(
+                "rate",
+                "N/s, N/min, N/h or N/day with N a number, such as '300/min' or '0.5/s'",
+                format!("'{}'", text.escape_debug()),
+            )),
+        }
+    }
+}
+
+/// A number of tokens, as a decimal: what [`Limit::per_second`] and its siblings take.
+///
+/// A float means its shortest decimal: `0.1` is one tenth, not the binary number beside it.
+#[derive(Clone, Debug)]
+pub struct Count {
+    text: String,
+    /// Significant digits and the power of ten they are multiplied by; none where the text is no such number.
+    decimal: Option<(u64, i32)>,
+}
+
+impl Count {
+    /// Reads digits with at most one point, and an exponent as Rust writes one (`1e-7`).
+    fn parse(text: &str) -> Option<(u64, i32)> {
+        let (mantissa, exponent) = match text.split_once('e') {
+            Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().ok()?),
+            None => (text, 0),
+        };
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let digits = [whole, fraction].concat();
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let significant = digits.trim_end_matches('0');
+        let trailing = i32::try_from(digits.len() - significant.len()).ok()?;
+        let exponent = exponent
+            .checked_sub(i32::try_from(fraction.len()).ok()?)?
+            .checked_add(trailing)?;
+        match significant.trim_start_matches('0') {
+            "" => Some((0, 0)),
+            long if long.len() > MAX_DIGITS => None,
+            digits => Some((digits.parse().ok()?, exponent)),
+        }
+    }
+}
+
+impl From<u64> for Count {
+    fn from(count: u64) -> Self {
+        let text = count.to_string();
+        Self {
+            decimal: Self::parse(&text),
+            text,
+        }
+    }
+}
+
+impl From<u32> for Count {
+    fn from(count: u32) -> Self {
+        u64::from(count).into()
+    }
+}
+
+impl From<i32> for Count {
+    fn from(count: i32) -> Self {
+        u64::try_from(count).map_or_else(
+            |_| Self {
+                text: count.to_string(),
+                decimal: None,
+            },
+            Self::from,
+        )
+    }
+}
+
+impl From<f64> for Count {
+    fn from(count: f64) -> Self {
+        // `{:e}` writes the shortest decimal that reads back as the same float.
+        Self {
+            text: format!("{count:?}"),
+            decimal: Self::parse(&format!("{count:e}")),
+        }
+    }
+}
+
+/// A token bucket: a rate, and a burst (its capacity, in tokens). It starts full.
+///
+/// In any window of length W a limit admits at most `burst + rate x W`: 2 a second with
+/// burst 2 lets 4 calls into one second, 2 at its start and 2 more while it lasts.
+///
+/// A value out of range is kept until [`LimiterBuilder::build`](crate::LimiterBuilder::build)
+/// or [`Limit::check`] refuses it.
+///
+/// ```
+/// use callgate::Limit;
+///
+/// let limit = Limit::per_minute(300).burst(20);
+/// assert_eq!(limit, Limit::per_second(5).burst(20));
+/// assert_eq!(limit, "300/min".parse::<Limit>()?.burst(20));
+/// assert!(Limit::per_second(0.1).check().is_ok());
+/// assert!(Limit::per_second(-1).check().is_err());
+/// # Ok::<(), callgate::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    rate: Result<Rate, ConfigError>,
+    burst: u64,
+}
+
+impl Limit {
+    /// `count` tokens a second; the burst is 1 until [`burst`](Self::burst) sets it.
+    #[must_use]
+    pub fn per_second(count: impl Into<Count>) -> Self {
+        Self::per(count.into(), UNITS[0])
+    }
+
+    /// `count` tokens a minute; the burst is 1 until [`burst`](Self::burst) sets it.
+    #[must_use]
+    pub fn per_minute(count: impl Into<Count>) -> Self {
+        Self::per(count.into(), UNITS[1])
+    }
+
+    /// `count` tokens an hour; the burst is 1 until [`burst`](Self::burst) sets it.
+    #[must_use]
+    pub fn per_hour(count: impl Into<Count>) -> Self {
+        Self::per(count.into(), UNITS[2])
+    }
+
+    /// `count` tokens a day; the burst is 1 until [`burst`](Self::burst) sets it.
+    #[must_use]
+    pub fn per_day(count: impl Into<Count>) -> Self {
+        Self::per(count.into(), UNITS[3])
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "what `into` made is used up here"
+    )]
+    fn per(count: Count, unit: (&str, &str, u64)) -> Self {
+        Self {
+            rate: Rate::new(&count, unit),
+            burst: 1,
+        }
+    }
+
+    /// Sets the capacity, from 1 to 2^32 - 1 tokens.
+    #[must_use]
+    pub fn burst(mut self, tokens: u64) -> Self {
+        self.burst = tokens;
+        self
+    }
+
+    /// The capacity, in tokens.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.burst
+    }
+
+    /// The rate.
+    ///
+    /// # Errors
+    /// When the rate was refused.
+    pub fn rate(&self) -> Result<Rate, ConfigError> {
+        self.rate.clone()
+    }
+
+    /// Whether rate and burst are in range.
+    ///
+    /// # Errors
+    /// When one of them is not; the error says which, and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.rate()?;
+        if (1..=MAX_BURST).contains(&self.burst) {
+            return Ok(());
+        }
+        Err(ConfigError::new(
+            "burst",
+            "a whole number from 1 to 4294967295",
+            self.burst.to_string(),
+        ))
+    }
+}
+
+impl FromStr for Limit {
+    type Err = ConfigError;
+
+    /// Reads a rate such as `300/min`; the burst is 1 until [`burst`](Limit::burst) sets it.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Ok(Self {
+            rate: Ok(text.parse()?),
+            burst: 1,
+        })
+    }
+}
+
+/// The greatest common divisor (Euclid).
+pub(crate) fn gcd(mut a: u128, mut b: u128) -> u128 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(text: &str) -> Rate {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_float_means_its_shortest_decimal() {
+        for (float, text) in [
+            (0.1, "0.1/s"),
+            (0.3, "0.3/s"),
+            (1e-7, "0.0000001/s"),
+            (1e9, "1000000000/s"),
+        ] {
+            assert_eq!(Limit::per_second(float).rate(), Ok(rate(text)), "{text}");
+            assert!((rate(text).per_second() - float).abs() == 0.0, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_rate_is_written_as_it_can_be_read() {
+        for text in [
+            "2/s",
+            "100/min",
+            "0.5/h",
+            "7/h",
+            "1/day",
+            "1000/day",
+            "0.1/s",
+            "59999/min",
+            "8000/s",
+        ] {
+            assert_eq!(rate(&rate(text).to_string()), rate(text), "{text}");
+        }
+        assert_eq!(rate("120/min").to_string(), "2/s");
+        assert_eq!(rate("100/min").to_string(), "100/min");
+    }
+
+    #[test]
+    fn rates_in_range_are_taken_and_others_refused() {
+        for good in [
+            1.0 / 31_536_000.0,
+            1.0 / 31_622_400.0,
+            1e9,
+            0.1,
+            123_456_789.123_456_79,
+        ] {
+            assert!(Limit::per_second(good).check().is_ok(), "{good}");
+        }
+        for bad in [
+            0.0,
+            -0.0,
+            -1.0,
+            f64::NAN,
+            f64::INFINITY,
+            -f64::INFINITY,
+            1e9 + 1.0,
+            3e-8,
+            5e-324,
+            1e308,
+        ] {
+            assert!(Limit::per_second(bad).check().is_err(), "{bad}");
+        }
+        for bad in [0, MAX_BURST + 1, u64::MAX] {
+            assert!(Limit::per_second(1).burst(bad).check().is_err(), "{bad}");
+        }
+        assert!(Limit::per_day(86_400_000_000_000_u64).check().is_ok());
+        assert!(Limit::per_day(86_400_000_000_001_u64).check().is_err());
+        assert!(Limit::per_second(u64::MAX).check().is_err());
+    }
+
+    #[test]
+    fn text_that_is_no_rate_is_refused_with_what_is_allowed() {
+        for bad in [
+            "",
+            "/",
+            "5",
+            "5/",
+            "/s",
+            "5/m",
+            "5/5m",
+            "10 per fortnight",
+            "1/2/s",
+            "-1/s",
+            "+1/s",
+            "nan/s",
+            "inf/s",
+            "1_000/s",
+            "0x10/s",
+            "1.2.3/s",
+            "1e/s",
+            "./s",
+            "\u{661}/s",
+            "5/S",
+        ] {
+            let error = bad.parse::<Rate>().unwrap_err().to_string();
+            assert!(error.contains("N/s, N/min, N/h or N/day"), "{bad}: {error}");
+        }
+        let error = "0/s".parse::<Rate>().unwrap_err().to_string();
+        assert!(error.ends_with("got 0 per second"), "{error}");
+        assert!(
+            format!("{}/s", "9".repeat(1_000_000))
+                .parse::<Rate>()
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! Where the state of buckets lives.
+
+pub(crate) mod memory;
