@@ -38,6 +38,12 @@ impl ConfigError {
         }
     }
 
+    /// What is allowed, as in "a whole number from 1 to 4,294,967,295".
+    #[must_use]
+    pub fn allowed(&self) -> &str {
+        &self.allowed
+    }
+
     /// Names the limit that the value was given for.
     pub(crate) fn of_limit(mut self, name: &str) -> Self {
         self.limit = Some(name.to_owned());

@@ -315,7 +315,7 @@ impl Limit {
         }
         Err(ConfigError::new(
             "burst",
-            "a whole number from 1 to 4294967295",
+            "a whole number from 1 to 4,294,967,295",
             self.burst.to_string(),
         ))
     }

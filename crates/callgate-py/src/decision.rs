@@ -1,0 +1,108 @@
+//! `Decision`.
+
+use callgate::Reason;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+/// Whether a call may run now. See the stub for the full text.
+#[pyclass(frozen, module = "callgate")]
+pub(crate) struct Decision {
+    #[pyo3(get)]
+    pub(crate) tool: Py<PyString>,
+    #[pyo3(get)]
+    pub(crate) limit: Option<Py<PyString>>,
+    /// None where the call was admitted.
+    #[pyo3(get)]
+    pub(crate) reason: Option<&'static str>,
+    #[pyo3(get)]
+    pub(crate) remaining: Option<u64>,
+    #[pyo3(get)]
+    pub(crate) retry_after: Option<f64>,
+}
+
+/// The reasons' names, in Python and in metrics.
+pub(crate) fn reason_name(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Cost => "cost",
+        _ => "rate",
+    }
+}
+
+type Parts = (
+    Py<PyString>,
+    Option<Py<PyString>>,
+    Option<&'static str>,
+    Option<u64>,
+    Option<f64>,
+);
+
+#[pymethods]
+impl Decision {
+    #[getter]
+    fn admitted(&self) -> bool {
+        self.reason.is_none()
+    }
+
+    fn __bool__(&self) -> bool {
+        self.admitted()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let text =
+            |part: Bound<'_, PyAny>| Ok::<_, PyErr>(part.repr()?.to_string_lossy().into_owned());
+        let (tool, limit, reason, remaining, retry_after) = self.parts(py);
+        Ok(format!(
+            "Decision(admitted={}, tool={}, limit={}, reason={}, remaining={}, retry_after={})",
+            if self.admitted() { "True" } else { "False" },
+            text(tool.into_bound(py).into_any())?,
+            text(limit.into_pyobject(py)?.into_any())?,
+            text(reason.into_pyobject(py)?.into_any())?,
+            text(remaining.into_pyobject(py)?.into_any())?,
+            text(retry_after.into_pyobject(py)?.into_any())?,
+        ))
+    }
+
+    /// Pickled and copied as its parts: it may travel in an exception between processes.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Parts)> {
+        let restore = py
+            .import("callgate._callgate")?
+            .getattr("_restore_decision")?;
+        Ok((restore, self.parts(py)))
+    }
+}
+
+impl Decision {
+    fn parts(&self, py: Python<'_>) -> Parts {
+        let limit = self.limit.as_ref().map(|limit| limit.clone_ref(py));
+        (
+            self.tool.clone_ref(py),
+            limit,
+            self.reason,
+            self.remaining,
+            self.retry_after,
+        )
+    }
+}
+
+/// Makes a pickled decision again.
+#[pyfunction]
+#[pyo3(name = "_restore_decision")]
+pub(crate) fn restore_decision(
+    tool: Py<PyString>,
+    limit: Option<Py<PyString>>,
+    reason: Option<&str>,
+    remaining: Option<u64>,
+    retry_after: Option<f64>,
+) -> Decision {
+    let reason = reason.map(|reason| match reason {
+        "cost" => reason_name(Reason::Cost),
+        _ => reason_name(Reason::Rate),
+    });
+    Decision {
+        tool,
+        limit,
+        reason,
+        remaining,
+        retry_after,
+    }
+}

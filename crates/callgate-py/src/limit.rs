@@ -1,0 +1,168 @@
+//! `ToolRateLimit`.
+
+use callgate::{ConfigError, Count, Limit, MAX_BURST};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyType};
+
+use crate::{config_error, shown};
+
+/// A tool's rate limit: a token bucket with a rate and a burst. See the stub for the full text.
+#[pyclass(frozen, eq, hash, module = "callgate")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ToolRateLimit {
+    pub(crate) limit: Limit,
+}
+
+#[pymethods]
+impl ToolRateLimit {
+    #[new]
+    #[pyo3(signature = (requests_per_second, burst))]
+    fn new(requests_per_second: &Bound<'_, PyAny>, burst: &Bound<'_, PyAny>) -> PyResult<Self> {
+        counted("requests_per_second", requests_per_second, burst, |count| {
+            Limit::per_second(count)
+        })
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (requests_per_minute, burst))]
+    fn per_minute(
+        _class: &Bound<'_, PyType>,
+        requests_per_minute: &Bound<'_, PyAny>,
+        burst: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        counted("requests_per_minute", requests_per_minute, burst, |count| {
+            Limit::per_minute(count)
+        })
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (rate, burst))]
+    fn parse(
+        _class: &Bound<'_, PyType>,
+        rate: &Bound<'_, PyAny>,
+        burst: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let parsed = rate
+            .extract::<String>()
+            .ok()
+            .map(|text| text.parse::<Limit>());
+        match parsed {
+            Some(Ok(limit)) => with_burst(limit, burst),
+            Some(Err(error)) => Err(refused(&error, "rate", rate)),
+            None => {
+                let allowed = "a string such as '300/min' or '0.5/s'";
+                Err(refusal(rate, "rate", allowed))
+            }
+        }
+    }
+
+    /// The rate in tokens a second, as the nearest float.
+    #[getter]
+    fn requests_per_second(&self) -> f64 {
+        self.limit
+            .rate()
+            .map_or(f64::NAN, callgate::Rate::per_second)
+    }
+
+    /// The bucket's capacity in tokens.
+    #[getter]
+    fn burst(&self) -> u64 {
+        self.limit.capacity()
+    }
+
+    pub(crate) fn __repr__(&self) -> String {
+        let (text, burst) = self.written();
+        let plain = text.strip_suffix("/s").filter(|count| {
+            // Only what reads back as the same rate: a float has fewer digits than a rate may have.
+            let back = count
+                .parse::<f64>()
+                .map(|count| Limit::per_second(count).rate());
+            back == Ok(self.limit.rate())
+        });
+        match plain {
+            Some(count) => format!("ToolRateLimit(requests_per_second={count}, burst={burst})"),
+            None => format!("ToolRateLimit.parse('{text}', burst={burst})"),
+        }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String, u64))> {
+        let parse = slf.get_type().getattr("parse")?;
+        Ok((parse, slf.get().written()))
+    }
+}
+
+impl ToolRateLimit {
+    /// What `parse` takes to make this limit again.
+    fn written(&self) -> (String, u64) {
+        let rate = self
+            .limit
+            .rate()
+            .map_or_else(|error| error.to_string(), |rate| rate.to_string());
+        (rate, self.limit.capacity())
+    }
+}
+
+/// A limit of a number of requests in a unit of time, both as Python gave them.
+fn counted(
+    field: &str,
+    count: &Bound<'_, PyAny>,
+    burst: &Bound<'_, PyAny>,
+    limit: impl Fn(Count) -> Limit,
+) -> PyResult<ToolRateLimit> {
+    let number = if count.is_instance_of::<PyBool>() {
+        None
+    } else if let Ok(float) = count.cast::<PyFloat>() {
+        Some(Count::from(float.value()))
+    } else {
+        // What has no `__index__` is no number, and what does not fit is out of range.
+        match count.call_method0("__index__") {
+            Ok(whole) => Some(whole.extract::<u64>().map_or(Count::from(-1), Count::from)),
+            Err(_) => None,
+        }
+    };
+    let Some(number) = number else {
+        let allowed = "a number, from 1 per 366 days to 1,000,000,000 per second";
+        return Err(refusal(count, field, allowed));
+    };
+    let limit = limit(number);
+    match limit.rate() {
+        Ok(_) => with_burst(limit, burst),
+        Err(error) => Err(refused(&error, field, count)),
+    }
+}
+
+fn with_burst(limit: Limit, burst: &Bound<'_, PyAny>) -> PyResult<ToolRateLimit> {
+    match whole(burst).filter(|&tokens| tokens <= MAX_BURST) {
+        Some(tokens) => Ok(ToolRateLimit {
+            limit: limit.burst(tokens),
+        }),
+        None => Err(refusal(
+            burst,
+            "burst",
+            "a whole number from 1 to 4,294,967,295",
+        )),
+    }
+}
+
+/// A whole number of at least 1; one that is too large for 64 bits counts as the largest.
+pub(crate) fn whole(value: &Bound<'_, PyAny>) -> Option<u64> {
+    if value.is_instance_of::<PyBool>() {
+        return None;
+    }
+    let index = value.call_method0("__index__").ok()?;
+    match index.extract::<u64>() {
+        Ok(number) => Some(number).filter(|&number| number > 0),
+        Err(_) => index.gt(0).ok()?.then_some(u64::MAX),
+    }
+}
+
+fn refused(error: &ConfigError, field: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    refusal(value, field, error.allowed())
+}
+
+fn refusal(value: &Bound<'_, PyAny>, field: &str, allowed: &str) -> PyErr {
+    config_error(
+        value.py(),
+        format!("{field} must be {allowed}, got {}", shown(value)),
+    )
+}

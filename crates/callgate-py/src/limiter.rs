@@ -1,0 +1,329 @@
+//! `Limiter`.
+
+use std::convert::Infallible;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use callgate::{Decision as Core, HighWater, Level, Limit, Reading};
+use pyo3::PyTraverseError;
+use pyo3::gc::PyVisit;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyMapping, PyString};
+
+use crate::counts::{Counts, Outcome};
+use crate::decision::{Decision, reason_name};
+use crate::limit::{ToolRateLimit, whole};
+use crate::seconds::{nanos, seconds_until};
+use crate::{config_error, shown};
+
+/// Decides whether a tool's call may run now. See the stub for the full text.
+#[pyclass(frozen, module = "callgate")]
+pub(crate) struct Limiter {
+    core: callgate::Limiter,
+    /// What Python needs of each limit, at the place that it has in the core.
+    limits: Vec<Named>,
+    clock: Option<Clock>,
+}
+
+struct Named {
+    name: Py<PyString>,
+    counts: Arc<Counts>,
+}
+
+/// A limit and what its bucket holds. See the stub for the full text.
+#[pyclass(frozen, module = "callgate", get_all)]
+pub(crate) struct LimitSnapshot {
+    limit: Py<ToolRateLimit>,
+    remaining: u64,
+}
+
+#[pymethods]
+impl Limiter {
+    #[new]
+    #[pyo3(signature = (limits, *, clock=None))]
+    fn new(limits: &Bound<'_, PyAny>, clock: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let py = limits.py();
+        let mut builder = callgate::Limiter::builder();
+        let mut names = Vec::new();
+        for (name, limit) in pairs(limits)? {
+            let (name, limit) = named_limit(&name, &limit)?;
+            builder = builder.limit(utf8(&name)?, limit);
+            names.push(name.unbind());
+        }
+        let core = builder
+            .build()
+            .map_err(|error| config_error(py, error.to_string()))?;
+        let counts = core.snapshot().map(|level| Counts::of(level.name));
+        let limits = names
+            .into_iter()
+            .zip(counts)
+            .map(|(name, counts)| Named { name, counts })
+            .collect();
+        Ok(Self {
+            core,
+            limits,
+            clock: clock.map(Clock::new).transpose()?,
+        })
+    }
+
+    #[pyo3(signature = (tool, *, cost=Cost::One), text_signature = "($self, tool, *, cost=1)")]
+    fn try_acquire(&self, tool: &Bound<'_, PyAny>, cost: Cost<'_>) -> PyResult<Decision> {
+        let tool = named(tool)?;
+        let cost = match cost {
+            Cost::One => NonZeroU64::MIN,
+            Cost::Given(cost) => tokens(tool, &cost)?,
+        };
+        Ok(match self.ask(tool, cost)? {
+            Some(asked) => asked.decision(tool),
+            None => Decision {
+                tool: tool.clone().unbind(),
+                limit: None,
+                reason: None,
+                remaining: None,
+                retry_after: None,
+            },
+        })
+    }
+
+    /// For front ends: the decision on a call where it was rejected, and nothing where it was admitted.
+    ///
+    /// Most calls are admitted, and most front ends then look no further.
+    fn _admit(&self, tool: &Bound<'_, PyAny>) -> PyResult<Option<Decision>> {
+        let tool = named(tool)?;
+        let asked = self.ask(tool, NonZeroU64::MIN)?;
+        Ok(asked
+            .filter(|asked| !asked.decision.is_admitted())
+            .map(|asked| asked.decision(tool)))
+    }
+
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let snapshots = PyDict::new(py);
+        let now = self.clock.as_ref().map(|clock| clock.now(py)).transpose()?;
+        let levels: Vec<Level<'_>> = match now {
+            None => self.core.snapshot().collect(),
+            Some(now) => self.core.snapshot_at(now.elapsed()).collect(),
+        };
+        for (named, level) in self.limits.iter().zip(levels) {
+            let limit = level.limit.clone();
+            let snapshot = LimitSnapshot {
+                limit: Py::new(py, ToolRateLimit { limit })?,
+                remaining: level.remaining,
+            };
+            snapshots.set_item(&named.name, snapshot)?;
+        }
+        Ok(snapshots)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let limits = PyDict::new(py);
+        for (named, level) in self.limits.iter().zip(self.core.snapshot()) {
+            let limit = level.limit.clone();
+            limits.set_item(&named.name, ToolRateLimit { limit })?;
+        }
+        Ok(format!("Limiter({})", limits.repr()?.to_string_lossy()))
+    }
+
+    /// An injected clock may hold the limiter, in a cycle.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match &self.clock {
+            Some(clock) => visit.call(&clock.read),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Limiter {
+    /// Asks the core, and counts; none for a tool without a limit.
+    fn ask(&self, tool: &Bound<'_, PyString>, cost: NonZeroU64) -> PyResult<Option<Asked<'_>>> {
+        let found = self.core.tool(utf8(tool)?);
+        let Some(named) = found.index().and_then(|index| self.limits.get(index)) else {
+            return Ok(None);
+        };
+        let now = match &self.clock {
+            None => None,
+            Some(clock) => Some(clock.now(tool.py())?),
+        };
+        let decision = match &now {
+            None => found.try_acquire(cost),
+            Some(now) => found.try_acquire_at(cost, now.elapsed()),
+        };
+        named.counts.add(match &decision {
+            Core::Admitted(_) => Outcome::Admitted,
+            Core::Rejected(rejection) => Outcome::Rejected(rejection.reason),
+        });
+        Ok(Some(Asked {
+            named,
+            decision,
+            now,
+        }))
+    }
+}
+
+/// The cost of a call, as Python gave it or not: None is not a way to leave it out.
+enum Cost<'py> {
+    One,
+    Given(Bound<'py, PyAny>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Cost<'py> {
+    type Error = Infallible;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> Result<Self, Infallible> {
+        Ok(Self::Given(given.to_owned()))
+    }
+}
+
+/// What the core answered for a limited tool.
+struct Asked<'a> {
+    named: &'a Named,
+    decision: Core<'a>,
+    now: Option<Now>,
+}
+
+impl Asked<'_> {
+    fn decision(self, tool: &Bound<'_, PyString>) -> Decision {
+        let py = tool.py();
+        let tool = tool.clone().unbind();
+        match self.decision {
+            Core::Admitted(permit) => Decision {
+                tool,
+                limit: None,
+                reason: None,
+                remaining: permit.remaining(),
+                retry_after: None,
+            },
+            Core::Rejected(rejection) => Decision {
+                tool,
+                limit: Some(self.named.name.clone_ref(py)),
+                reason: Some(reason_name(rejection.reason)),
+                remaining: Some(rejection.remaining()),
+                retry_after: rejection.retry_after.map(|wait| match self.now {
+                    None => seconds_until(0.0, signed(wait)),
+                    Some(now) => seconds_until(now.reading, now.time.highest + signed(wait)),
+                }),
+            },
+        }
+    }
+}
+
+/// An injected clock.
+struct Clock {
+    read: Py<PyAny>,
+    mark: HighWater,
+}
+
+/// What an injected clock said, and what time that makes it.
+struct Now {
+    reading: f64,
+    time: Reading,
+}
+
+impl Now {
+    fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.time.elapsed)
+    }
+}
+
+impl Clock {
+    fn new(read: Bound<'_, PyAny>) -> PyResult<Self> {
+        if !read.is_callable() {
+            let message = format!(
+                "clock must be a callable that returns seconds as a float, got {}",
+                shown(&read)
+            );
+            return Err(config_error(read.py(), message));
+        }
+        let (_, first) = reading(&read)?;
+        Ok(Self {
+            mark: HighWater::new(first),
+            read: read.unbind(),
+        })
+    }
+
+    fn now(&self, py: Python<'_>) -> PyResult<Now> {
+        let mut seconds = f64::NAN;
+        let time = self.mark.now(|| {
+            let (float, nanos) = reading(self.read.bind(py))?;
+            seconds = float;
+            Ok::<_, PyErr>(nanos)
+        })?;
+        Ok(Now {
+            reading: seconds,
+            time,
+        })
+    }
+}
+
+/// One reading of an injected clock, in seconds and in nanoseconds.
+fn reading(clock: &Bound<'_, PyAny>) -> PyResult<(f64, i128)> {
+    let answer = clock.call0()?;
+    let seconds = answer.extract::<f64>().unwrap_or(f64::NAN);
+    nanos(seconds).map(|nanos| (seconds, nanos)).ok_or_else(|| {
+        let message = format!(
+            "clock must return seconds as a finite float, got {}",
+            shown(&answer)
+        );
+        config_error(clock.py(), message)
+    })
+}
+
+fn signed(wait: Duration) -> i128 {
+    i128::from(wait.as_secs()) * 1_000_000_000 + i128::from(wait.subsec_nanos())
+}
+
+/// The entries of a mapping, whatever kind it is.
+fn pairs<'py>(limits: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+    let Ok(mapping) = limits.cast::<PyMapping>() else {
+        let message = format!(
+            "limits must be a mapping of tool names to ToolRateLimit, got {}",
+            shown(limits)
+        );
+        return Err(config_error(limits.py(), message));
+    };
+    mapping.items()?.iter().map(|pair| pair.extract()).collect()
+}
+
+/// One entry of the mapping, checked.
+fn named_limit<'py>(
+    name: &Bound<'py, PyAny>,
+    limit: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyString>, Limit)> {
+    let name = named(name)?;
+    if let Ok(limit) = limit.cast::<ToolRateLimit>() {
+        return Ok((name.clone(), limit.get().limit.clone()));
+    }
+    let message = format!(
+        "limit '{}' must be a ToolRateLimit, got {}",
+        name.to_string_lossy(),
+        shown(limit)
+    );
+    Err(config_error(name.py(), message))
+}
+
+fn tokens(tool: &Bound<'_, PyString>, cost: &Bound<'_, PyAny>) -> PyResult<NonZeroU64> {
+    whole(cost).and_then(NonZeroU64::new).ok_or_else(|| {
+        let message = format!(
+            "tool '{}': cost must be a whole number of at least 1, got {}",
+            tool.to_string_lossy(),
+            shown(cost)
+        );
+        config_error(tool.py(), message)
+    })
+}
+
+/// A tool's name, where it is one.
+fn named<'a, 'py>(tool: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyString>> {
+    tool.cast().map_err(|_| {
+        let message = format!("tool must be a tool's name (str), got {}", shown(tool));
+        config_error(tool.py(), message)
+    })
+}
+
+/// A tool's name as the core takes it; lone surrogates have no place in one.
+fn utf8<'a>(tool: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
+    tool.to_str().map_err(|_| {
+        let message = format!("a tool's name must be valid Unicode, got {}", shown(tool));
+        config_error(tool.py(), message)
+    })
+}

@@ -1,0 +1,49 @@
+"""What OpenTelemetry sees of decisions. Needs `opentelemetry-api`, which agent frameworks bring.
+
+Decisions are counted in the extension and read when metrics are collected, so that an admission
+costs no call here. The instruments are made once, from the API's proxies: a provider that
+the application sets later is found all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from callgate._callgate import Decision, __version__, _decision_counts
+
+_tracer = trace.get_tracer("callgate", __version__)
+
+
+def _observe(_options: CallbackOptions) -> Iterator[Observation]:
+    for tool, limit, outcome, count in _decision_counts():
+        yield Observation(count, {"tool": tool, "limit": limit, "outcome": outcome})
+
+
+metrics.get_meter("callgate", __version__).create_observable_counter(
+    "callgate.decisions",
+    callbacks=[_observe],
+    unit="{decision}",
+    description="Decisions on calls of limited tools in this process.",
+)
+
+
+def record_rejection(decision: Decision, call_id: str | None) -> None:
+    """Puts a span into the current trace, where the call that did not run has none.
+
+    Args:
+        decision: The decision that rejected the call.
+        call_id: The model's id of the call, where the framework tells.
+    """
+    attributes: dict[str, str | float] = {
+        "gen_ai.tool.name": decision.tool,
+        "callgate.limit": decision.limit or "",
+        "callgate.reason": decision.reason or "",
+    }
+    if call_id is not None:
+        attributes["gen_ai.tool.call.id"] = call_id
+    if decision.retry_after is not None:
+        attributes["callgate.retry_after"] = decision.retry_after
+    _tracer.start_span("callgate.rejected", attributes=attributes).end()
