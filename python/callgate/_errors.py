@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 class CallgateError(Exception):
     """The base of every error that callgate raises."""
 
+    __module__ = "callgate"
+
 
 class ConfigError(CallgateError, ValueError):
     """A value was refused when it was given.
@@ -23,12 +25,16 @@ class ConfigError(CallgateError, ValueError):
         >>> ToolRateLimit(requests_per_second=2, burst=0)
         Traceback (most recent call last):
             ...
-        callgate._errors.ConfigError: burst must be a whole number from 1 to 4,294,967,295, got 0
+        callgate.ConfigError: burst must be a whole number from 1 to 4,294,967,295, got 0
     """
+
+    __module__ = "callgate"
 
 
 class StoreError(CallgateError):
     """A store could not answer. The memory store always can."""
+
+    __module__ = "callgate"
 
 
 class RateLimitExceeded(CallgateError):
@@ -44,6 +50,8 @@ class RateLimitExceeded(CallgateError):
         >>> str(RateLimitExceeded(limiter.try_acquire("search")))
         "Rate limit exceeded for tool 'search'. Retry in 1 second."
     """
+
+    __module__ = "callgate"
 
     def __init__(self, decision: Decision) -> None:
         """Words the rejection.

@@ -4,18 +4,22 @@ use callgate::Reason;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// Whether a call may run now. See the stub for the full text.
+/// Whether a call may run now. True where it may.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Decision {
+    /// The tool that was asked for.
     #[pyo3(get)]
     pub(crate) tool: Py<PyString>,
+    /// The name of the limit that refused the call; None where it was admitted.
     #[pyo3(get)]
     pub(crate) limit: Option<Py<PyString>>,
-    /// None where the call was admitted.
+    /// Why it was refused: 'rate' (too few tokens now) or 'cost' (more than the burst); None where it was admitted.
     #[pyo3(get)]
     pub(crate) reason: Option<&'static str>,
+    /// The whole tokens left in the bucket; None where the tool has no limit.
     #[pyo3(get)]
     pub(crate) remaining: Option<u64>,
+    /// Seconds after which the same call can be admitted; never 0, None where admitted or where no wait helps.
     #[pyo3(get)]
     pub(crate) retry_after: Option<f64>,
 }
@@ -38,6 +42,7 @@ type Parts = (
 
 #[pymethods]
 impl Decision {
+    /// Whether the call may run; its tokens are then spent.
     #[getter]
     fn admitted(&self) -> bool {
         self.reason.is_none()

@@ -6,7 +6,11 @@ use pyo3::types::{PyBool, PyFloat, PyType};
 
 use crate::{config_error, shown};
 
-/// A tool's rate limit: a token bucket with a rate and a burst. See the stub for the full text.
+/// A tool's rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
+///
+/// In any window of W seconds at most burst + requests_per_second * W calls are admitted.
+/// Rates range from 1 per 366 days to 1,000,000,000 a second, bursts from 1 to 4,294,967,295;
+/// anything else raises ConfigError. A float means its shortest decimal: 0.1 is one tenth.
 #[pyclass(frozen, eq, hash, module = "callgate")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ToolRateLimit {
@@ -23,6 +27,7 @@ impl ToolRateLimit {
         })
     }
 
+    /// A limit of so many requests a minute.
     #[classmethod]
     #[pyo3(signature = (requests_per_minute, burst))]
     fn per_minute(
@@ -35,6 +40,7 @@ impl ToolRateLimit {
         })
     }
 
+    /// A limit whose rate is written N/s, N/min, N/h or N/day.
     #[classmethod]
     #[pyo3(signature = (rate, burst))]
     fn parse(

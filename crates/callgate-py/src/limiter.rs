@@ -17,7 +17,12 @@ use crate::limit::{ToolRateLimit, whole};
 use crate::seconds::{nanos, seconds_until};
 use crate::{config_error, shown};
 
-/// Decides whether a tool's call may run now. See the stub for the full text.
+/// Decides whether a tool's call may run now.
+///
+/// limits maps each tool's exact name to its ToolRateLimit; a tool that is not named is not limited.
+/// clock, for tests, is a callable that returns seconds as a float, as time.monotonic does.
+///
+/// One instance may be used from any number of threads and event loops at once.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Limiter {
     core: callgate::Limiter,
@@ -31,10 +36,12 @@ struct Named {
     counts: Arc<Counts>,
 }
 
-/// A limit and what its bucket holds. See the stub for the full text.
+/// A limit, and what its bucket holds.
 #[pyclass(frozen, module = "callgate", get_all)]
 pub(crate) struct LimitSnapshot {
+    /// The limit.
     limit: Py<ToolRateLimit>,
+    /// The whole tokens in the bucket.
     remaining: u64,
 }
 
@@ -67,6 +74,9 @@ impl Limiter {
         })
     }
 
+    /// Decides on one call, at once: never waits.
+    ///
+    /// The tokens (cost, a whole number of at least 1) are spent when it admits, whatever becomes of the call.
     #[pyo3(signature = (tool, *, cost=Cost::One), text_signature = "($self, tool, *, cost=1)")]
     fn try_acquire(&self, tool: &Bound<'_, PyAny>, cost: Cost<'_>) -> PyResult<Decision> {
         let tool = named(tool)?;
@@ -97,6 +107,7 @@ impl Limiter {
             .map(|asked| asked.decision(tool)))
     }
 
+    /// What each limit's bucket holds now, by the limit's name. Looking spends nothing.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let snapshots = PyDict::new(py);
         let now = self.clock.as_ref().map(|clock| clock.now(py)).transpose()?;
