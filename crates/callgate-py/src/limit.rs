@@ -8,9 +8,9 @@ use crate::{config_error, shown};
 
 /// A tool's rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
 ///
-/// In any window of W seconds at most burst + requests_per_second * W calls are admitted.
+/// In any window of W seconds at most `burst + requests_per_second * W` calls are admitted.
 /// Rates range from 1 per 366 days to 1,000,000,000 a second, bursts from 1 to 4,294,967,295;
-/// anything else raises ConfigError. A float means its shortest decimal: 0.1 is one tenth.
+/// anything else raises `ConfigError`. A float means its shortest decimal: 0.1 is one tenth.
 #[pyclass(frozen, eq, hash, module = "callgate")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ToolRateLimit {

@@ -19,8 +19,8 @@ use crate::{config_error, shown};
 
 /// Decides whether a tool's call may run now.
 ///
-/// limits maps each tool's exact name to its ToolRateLimit; a tool that is not named is not limited.
-/// clock, for tests, is a callable that returns seconds as a float, as time.monotonic does.
+/// `limits` maps each tool's exact name to its `ToolRateLimit`; a tool that is not named is not limited.
+/// `clock`, for tests, is a callable that returns seconds as a float, as `time.monotonic` does.
 ///
 /// One instance may be used from any number of threads and event loops at once.
 #[pyclass(frozen, module = "callgate")]
