@@ -1,0 +1,113 @@
+"""One limiter in many threads at once, and after a process has forked or started others."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from callgate import Limiter, ToolRateLimit
+
+from .clocks import FakeClock
+from .running import run_program
+
+PROGRAMS = Path(__file__).parent / "programs"
+THREADS = 4
+
+
+def hammer(ask: Callable[[int], int]) -> int:
+    """Asks from several threads that start at the same moment; sums up what was admitted."""
+    admitted: list[int] = []
+    barrier = threading.Barrier(THREADS)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        admitted.append(ask(number))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(admitted) == THREADS
+    return sum(admitted)
+
+
+def test_threads_share_one_burst_exactly(clock: FakeClock) -> None:
+    limiter = Limiter({"search": ToolRateLimit(1, 10_000)}, clock=clock)
+
+    def ask(_number: int) -> int:
+        return sum(limiter.try_acquire("search").admitted for _ in range(25_000))
+
+    assert hammer(ask) == 10_000
+
+
+def test_threads_share_what_time_brings_exactly(clock: FakeClock) -> None:
+    limiter = Limiter({"search": ToolRateLimit(1000, 5000)}, clock=clock)
+
+    def ask(number: int) -> int:
+        admitted = 0
+        for call in range(25_000):
+            if number == 0 and call % 100 == 0:
+                clock.now += 1 / 64
+            admitted += limiter.try_acquire("search").admitted
+        return admitted
+
+    admitted = hammer(ask)
+    # The bucket is never full on the way, so nothing is lost. What is left is drawn here.
+    while limiter.try_acquire("search"):
+        admitted += 1
+    assert admitted == 5000 + int(250 / 64 * 1000)
+
+
+def test_threads_on_the_real_clock_stay_within_the_bound() -> None:
+    before = time.monotonic()
+    limiter = Limiter({"search": ToolRateLimit(10_000, 50)})
+
+    def ask(_number: int) -> int:
+        return sum(limiter._admit("search") is None for _ in range(25_000))
+
+    admitted = hammer(ask)
+    elapsed = time.monotonic() - before
+    assert 50 < admitted <= 50 + 10_000 * elapsed
+
+
+def test_a_clock_that_stops_to_let_others_run_still_admits_the_burst_exactly() -> None:
+    def clock() -> float:
+        time.sleep(0)  # Hands over to another thread between the reading and the decision.
+        return 1000.0
+
+    limiter = Limiter({"search": ToolRateLimit(1, 100)}, clock=clock)
+
+    def ask(_number: int) -> int:
+        return sum(limiter.try_acquire("search").admitted for _ in range(1000))
+
+    assert hammer(ask) == 100
+
+
+fork = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+
+
+@fork
+def test_r19_a_forked_child_answers_at_once_and_counts_apart_from_its_parent() -> None:
+    # From 3.12 on Python warns of any fork of a process that has threads.
+    said = json.loads(run_program(PROGRAMS / "fork.py", warnings="ignore"))
+    left = [[True, True, False, False]] * 2
+    assert said == {"children": [left] * 20, "parent": left}
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=fork)])
+def test_r19_processes_that_are_started_afresh_count_apart(method: str) -> None:
+    said = json.loads(run_program(PROGRAMS / "start.py", method))
+    full = [True, True, True, False]
+    assert said == {"children": [full] * 3, "parent": [True, True, False]}
