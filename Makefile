@@ -38,8 +38,8 @@ demo: $(VENV)/.demo $(EXTENSION) ## run the Agent Framework example, with no mod
 .PHONY: test
 test: $(VENV)/.test $(EXTENSION) $(OLD_FRAMEWORKS:%=$(VENV)/af-%/.callgate) ## run every test
 	cargo test --locked --quiet
-	RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p callgate --release --test loom \
-	    --target-dir target/loom
+	RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p callgate --release --lib \
+	    --target-dir target/loom loom
 	@for version in $(OLD_FRAMEWORKS); do \
 	    echo "agent-framework-core $$version:"; \
 	    $(VENV)/af-$$version/bin/python -m pytest -q -p no:cacheprovider \

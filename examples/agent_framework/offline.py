@@ -22,7 +22,10 @@ Turn = str | Sequence[tuple[str, str, Mapping[str, Any]]]
 
 
 class OfflineChatClient(
-    FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], ChatTelemetryLayer[Any], BaseChatClient[Any]
+    FunctionInvocationLayer[Any],
+    ChatMiddlewareLayer[Any],
+    ChatTelemetryLayer[Any],
+    BaseChatClient[Any],
 ):
     """Plays the turns it is given; the framework's own layers do the rest, as for any client."""
 
@@ -39,7 +42,12 @@ class OfflineChatClient(
         """The messages that the model was sent in each turn."""
 
     def _inner_get_response(
-        self, *, messages: Sequence[Message], stream: bool, options: Mapping[str, Any], **kwargs: Any
+        self,
+        *,
+        messages: Sequence[Message],
+        stream: bool,
+        options: Mapping[str, Any],
+        **kwargs: Any,
     ) -> Awaitable[ChatResponse] | ResponseStream[ChatResponseUpdate, ChatResponse]:
         self.requests.append(list(messages))
         contents = _contents(self._turns.pop(0))

@@ -3,6 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, SupportsIndex, final
 
+__all__ = [
+    "Decision",
+    "LimitSnapshot",
+    "Limiter",
+    "ToolRateLimit",
+    "__version__",
+    "decision_counts",
+    "restore_decision",
+]
+
 __version__: str
 
 @final
@@ -74,8 +84,8 @@ class ToolRateLimit:
     def burst(self) -> int:
         """The bucket's capacity in tokens."""
 
-    def __eq__(self, other: object) -> bool: ...
-    def __ne__(self, other: object) -> bool: ...
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[Callable[[str, int], ToolRateLimit], tuple[str, int]]: ...
 
@@ -204,8 +214,8 @@ class Limiter:
 
     def _admit(self, tool: str) -> Decision | None: ...
 
-def _decision_counts() -> list[tuple[str, str, str, int]]: ...
-def _restore_decision(
+def decision_counts() -> list[tuple[str, str, str, int]]: ...
+def restore_decision(
     tool: str,
     limit: str | None,
     reason: str | None,

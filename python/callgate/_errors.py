@@ -79,4 +79,10 @@ def _seconds(seconds: float) -> str:
     places = 3 if seconds < 10 else 0
     # A tenth of a nanosecond less, so that 0.1 + 0.2 is not rounded up to 0.301.
     rounded = math.ceil(seconds * 10**places - 1e-7) / 10**places
-    return "1 second" if rounded == 1 else f"{rounded:g} seconds" if places else f"{rounded:.0f} seconds"
+    return (
+        "1 second"
+        if rounded == 1
+        else f"{rounded:g} seconds"
+        if places
+        else f"{rounded:.0f} seconds"
+    )

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from callgate._callgate import Decision, __version__, _decision_counts
+from callgate._callgate import Decision, __version__, decision_counts
 
 _tracer = trace.get_tracer("callgate", __version__)
 
 
 def _observe(_options: CallbackOptions) -> Iterator[Observation]:
-    for tool, limit, outcome, count in _decision_counts():
+    for tool, limit, outcome, count in decision_counts():
         yield Observation(count, {"tool": tool, "limit": limit, "outcome": outcome})
 
 

@@ -44,7 +44,6 @@ static ALL: Mutex<BTreeMap<String, Arc<Counts>>> = Mutex::new(BTreeMap::new());
 
 /// The decisions so far in this process: (tool, limit, outcome, count) of each that happened.
 #[pyfunction]
-#[pyo3(name = "_decision_counts")]
 pub(crate) fn decision_counts() -> Vec<(String, String, &'static str, u64)> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter()

@@ -71,7 +71,7 @@ impl Decision {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Parts)> {
         let restore = py
             .import("callgate._callgate")?
-            .getattr("_restore_decision")?;
+            .getattr("restore_decision")?;
         Ok((restore, self.parts(py)))
     }
 }
@@ -91,7 +91,6 @@ impl Decision {
 
 /// Makes a pickled decision again.
 #[pyfunction]
-#[pyo3(name = "_restore_decision")]
 pub(crate) fn restore_decision(
     tool: Py<PyString>,
     limit: Option<Py<PyString>>,
