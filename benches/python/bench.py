@@ -1,0 +1,228 @@
+"""Measures callgate from Python beside other limiters: `make bench`, or python benches/python/bench.py.
+
+Needs the peers (python/requirements/bench.in) and the module in benches/python/floor. Prints tables
+in GitHub's Markdown. Nothing fails when a target is missed: on a busy machine it may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from agent_framework import FunctionMiddleware
+from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
+from middleware import LockMiddleware, Silent, Trivial, execution
+from peers import PEERS, Peer
+from timing import Batch, awaiting, calling, looping, measure, median, minus, ratio, repeating
+
+from callgate import Limiter, ToolRateLimit
+from callgate.agent_framework import ToolRateLimitMiddleware
+
+TOOLS = [f"tool_number_{number}" for number in range(16)]
+CALLS = TOOLS * 64
+
+# Never empty while this runs; never refilled.
+OPEN = (1_000_000_000, 1_000_000_000)
+SHUT = (1 / 3600, 1)
+
+HAMMERINGS = 3
+
+
+async def main() -> None:
+    """Prints all tables."""
+    print(
+        f"CPython {platform.python_version()}, {os.cpu_count()} cores, "
+        f"agent-framework-core {version('agent-framework-core')}. Ratios are medians over rounds "
+        "in which all take turns; the machine's own speed is in the absolute figures."
+    )
+    await print_calls()
+    await print_middleware()
+    await print_peers()
+
+
+async def print_calls() -> None:
+    """`Limiter.try_acquire` beside the least that a method like it could do."""
+    floor: Any = importlib.import_module("callgate_bench_floor").Floor()
+    titles = {
+        "clock": "`time.monotonic()`",
+        "floor": "the floor: reads the clock, returns a fresh object of as many fields",
+        "admitted": "`limiter.try_acquire(name)`, admitted",
+        "rejected": "`limiter.try_acquire(name)`, rejected",
+    }
+    samples = await measure(
+        {
+            "loop": looping(CALLS),
+            "clock": repeating(time.monotonic, len(CALLS)),
+            "floor": calling(floor.try_acquire, CALLS),
+            "admitted": calling(limiter(OPEN).try_acquire, CALLS),
+            "rejected": calling(drained().try_acquire, CALLS),
+        },
+        rounds=2_000,
+    )
+    net = {name: minus(samples[name], samples["loop"]) for name in titles}
+    part = {name: ratio(net[name], net["floor"]) for name in titles}
+    most = {"admitted": 1.5, "rejected": 1.5}
+    rows = [
+        [title, f"{median(net[name]):.0f}", f"{part[name]:.2f}", target(part[name], most.get(name))]
+        for name, title in titles.items()
+    ]
+    print_table(
+        f"One call by name among {len(TOOLS)} tools", ["", "CPU ns", "ratio", "target"], rows
+    )
+
+
+async def print_middleware() -> None:
+    """What a limit adds to function middleware that does nothing."""
+    await print_added(
+        "What middleware adds to a tool call: admitted",
+        ("only awaits `call_next()`", Trivial()),
+        {
+            "a bucket under `asyncio.Lock`": LockMiddleware(dict.fromkeys(TOOLS, OPEN)),
+            "`ToolRateLimitMiddleware`": ToolRateLimitMiddleware(limiter(OPEN)),
+        },
+        most=0.25,
+    )
+    shut = dict.fromkeys(TOOLS, SHUT)
+    await print_added(
+        "What middleware adds to a tool call: rejected",
+        ("only returns, and says nothing to the model", Silent()),
+        {
+            "a bucket under `asyncio.Lock`, answers with a text": LockMiddleware(shut),
+            "the same, answers as callgate does": LockMiddleware(shut, structured=True),
+            "`ToolRateLimitMiddleware` (and its span)": ToolRateLimitMiddleware(drained()),
+        },
+    )
+
+
+async def print_added(
+    title: str,
+    trivial: tuple[str, FunctionMiddleware],
+    compared: Mapping[str, FunctionMiddleware],
+    most: float | None = None,
+) -> None:
+    """One table: each middleware less the trivial one, beside the first of them."""
+    does, nothing = trivial
+    samples = await measure(
+        {
+            name: awaiting(execution(middleware, TOOLS[0]), 200)
+            for name, middleware in {"": nothing, **compared}.items()
+        },
+        rounds=1_500,
+    )
+    added = {name: minus(samples[name], samples[""]) for name in compared}
+    first, *_, last = compared
+    part = {name: ratio(added[name], added[first]) for name in compared}
+    rows = [
+        [
+            name,
+            micro(added[name]),
+            f"{part[name]:.2f}",
+            target(part[name], most) if name == last else "",
+        ]
+        for name in compared
+    ]
+    print_table(title, ["", "CPU µs", "ratio", "target"], rows)
+    print(
+        f"\nEach less the framework's pipeline with middleware that {does}, "
+        f"which takes {micro(samples[''])} µs."
+    )
+
+
+async def print_peers() -> None:
+    """Each limiter's speed, and whether it still is right under several threads."""
+    batches = {peer.name: acquiring(peer) for peer in PEERS}
+    samples = await measure(batches, rounds=300)
+    runs = {peer.name: [hammer_apart(peer) for _ in range(HAMMERINGS)] for peer in PEERS}
+    print_table(
+        "One acquire, admitted; and the same limiter under four threads",
+        ["limiter", "CPU µs", "x callgate", "admitted", "most due", "raised", "hung"],
+        [
+            [
+                peer.title,
+                micro(samples[peer.name]),
+                f"{ratio(samples[peer.name], samples[PEERS[0].name]):.1f}",
+                *exactness(peer, runs[peer.name]),
+            ]
+            for peer in PEERS
+        ],
+    )
+    print(
+        f"\nOn the right: {THREADS} threads with a loop each and {TASKS} tasks a loop, {IN_A_ROW} "
+        f"calls in a row, {SECONDS:g} s at {RATE:,} a second with burst {BURST}, {HAMMERINGS} runs. "
+        "Admitted, and the most that was due by then: in the run with the most too many. Raised: "
+        "of all calls. Hung: runs in which a loop never came to its end. **Bold**: wrong.\n"
+    )
+    for peer in PEERS:
+        errors = sorted({run.error for run in runs[peer.name] if run.error})
+        raised = f" Raised: {'; '.join(errors)}." if errors else ""
+        print(f"- {peer.title}: {peer.how}.{raised}")
+
+
+def acquiring(peer: Peer) -> Batch:
+    """Acquires that are all admitted."""
+    acquire = peer.make(*OPEN)
+    return awaiting(acquire, 100) if peer.awaits else repeating(acquire, 100)
+
+
+def exactness(peer: Peer, runs: Sequence[Tally]) -> list[str]:
+    """The right half of a limiter's row."""
+    counted = [(run, peer.most(RATE, BURST, run.end - run.begin)) for run in runs if run.calls]
+    raised = sum(run.errors for run in runs) / max(1, sum(run.calls for run in runs))
+    hung = sum(run.hung > 0 for run in runs)
+    worst = max(counted, key=lambda pair: pair[0].admitted - pair[1], default=None)
+    admitted, most = (worst[0].admitted, worst[1]) if worst else (0, 0)
+    return [
+        wrong_if(admitted > most, f"{admitted:,}"),
+        f"{most:,}",
+        wrong_if(raised > 0, f"{raised:.0%}" if raised == 0 or raised >= 0.01 else "< 1%"),
+        wrong_if(hung > 0, f"{hung} of {len(runs)}"),
+    ]
+
+
+def limiter(limit: tuple[float, int]) -> Limiter:
+    """A limiter of all tools."""
+    rate, burst = limit
+    return Limiter({tool: ToolRateLimit(rate, burst=burst) for tool in TOOLS})
+
+
+def drained() -> Limiter:
+    """A limiter that rejects every tool."""
+    shut = limiter(SHUT)
+    for tool in TOOLS:
+        shut.try_acquire(tool)
+    return shut
+
+
+def target(figure: float, most: float | None) -> str:
+    """Whether a figure is what it should be."""
+    if most is None:
+        return ""
+    return f"<= {most:g}: {'ok' if figure <= most else 'MISSED'}"
+
+
+def wrong_if(wrong: bool, text: str) -> str:
+    """Bold where it is wrong."""
+    return f"**{text}**" if wrong else text
+
+
+def micro(samples: Sequence[float]) -> str:
+    """The median, in microseconds."""
+    return f"{median(samples) / 1_000:.2f}"
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A Markdown table under its title; all columns but the first to the right."""
+    print(f"\n**{title}**\n")
+    rule = ["---", *("---:" for _ in header[1:])]
+    for row in (header, rule, *rows):
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

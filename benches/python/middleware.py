@@ -1,0 +1,65 @@
+"""Function middleware to measure callgate's against, and the framework's pipeline to run them in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from agent_framework import Content, FunctionInvocationContext, FunctionMiddleware, FunctionTool
+from agent_framework._middleware import FunctionMiddlewarePipeline
+from asyncio_lock import LockBuckets
+
+
+class Trivial(FunctionMiddleware):
+    """Does nothing, and runs the tool."""
+
+    async def process(
+        self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]
+    ) -> None:
+        await call_next()
+
+
+class Silent(FunctionMiddleware):
+    """Does nothing, and does not run the tool."""
+
+    async def process(
+        self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]
+    ) -> None:
+        pass
+
+
+class LockMiddleware(FunctionMiddleware):
+    """Limits by token buckets under an `asyncio.Lock`."""
+
+    def __init__(
+        self, limits: Mapping[str, tuple[float, int]], *, structured: bool = False
+    ) -> None:
+        self._buckets = LockBuckets(limits)
+        self._structured = structured
+
+    async def process(
+        self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]
+    ) -> None:
+        name = context.function.name
+        wait = await self._buckets.acquire(name)
+        if wait == 0:
+            await call_next()
+            return
+        text = f"Rate limit exceeded for tool '{name}'. Retry in {wait:.3f} seconds."
+        if self._structured:
+            rate_limit = {"tool": name, "limit": name, "retry_after": wait}
+            properties = {"rate_limit": rate_limit}
+            context.result = [Content.from_text(text, additional_properties=properties)]
+        else:
+            context.result = text
+
+
+def execution(middleware: FunctionMiddleware, tool: str) -> Callable[[], Awaitable[Any]]:
+    """A call of a tool, which does nothing, through the framework's pipeline with this middleware."""
+    context = FunctionInvocationContext(FunctionTool(name=tool, func=lambda: "done"), arguments={})
+    return partial(FunctionMiddlewarePipeline(middleware).execute, context, _done)
+
+
+async def _done(context: FunctionInvocationContext) -> str:
+    return "done"
