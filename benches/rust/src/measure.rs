@@ -1,0 +1,213 @@
+//! Times that mean something on a busy machine: short slices in turn, and medians of ratios.
+//!
+//! A slice is so short that few are interrupted; a ratio is of two slices, one right after the
+//! other, so a processor that speeds up or slows down does so in both.
+
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use governor::clock::QuantaInstant;
+
+/// How many calls a slice has.
+const SLICE: u32 = 2_000;
+
+/// How many calls come before it, so that the processor has seen code and data.
+const WARM: u32 = 200;
+
+/// How long a slice lasts where two threads call at once.
+const TOGETHER: Duration = Duration::from_micros(300);
+
+/// The calls between two looks at the time in such a slice.
+const BATCH: u32 = 100;
+
+/// How often everything is measured, as long as there is time for it.
+pub(crate) const ROUNDS: usize = 1_000;
+const BUDGET: Duration = Duration::from_secs(15);
+
+/// What a call came to.
+pub(crate) trait Answer {
+    /// Whether it is the answer that was to be timed.
+    fn expected(&self) -> bool;
+}
+
+/// A time, which is as good as any other.
+impl Answer for u64 {
+    fn expected(&self) -> bool {
+        true
+    }
+}
+
+/// A time of governor's own clock.
+impl Answer for QuantaInstant {
+    fn expected(&self) -> bool {
+        true
+    }
+}
+
+/// Whether the call went as expected, where that is all that is asked.
+impl Answer for bool {
+    fn expected(&self) -> bool {
+        *self
+    }
+}
+
+/// How long a refused call is to wait; none where it was admitted.
+impl Answer for Option<Duration> {
+    fn expected(&self) -> bool {
+        self.is_some_and(|wait| wait > Duration::ZERO)
+    }
+}
+
+/// When a refused call may come again; none where it was admitted.
+impl Answer for Option<Instant> {
+    fn expected(&self) -> bool {
+        self.is_some_and(|due| due > Instant::now())
+    }
+}
+
+/// Something to time.
+pub(crate) struct Case {
+    run: Box<dyn Fn(u32) + Sync>,
+    check: Box<dyn Fn() -> bool + Sync>,
+}
+
+impl Case {
+    /// Times `call`, which is given the subject and the number of the call.
+    ///
+    /// The compiler may assume nothing about the subject and has to produce the answer, a word
+    /// or two; all else is compiled as in a user's program.
+    pub(crate) fn new<S, A, F>(subject: S, call: F) -> Self
+    where
+        S: Sync + 'static,
+        A: Answer,
+        F: Fn(&S, u32) -> A + Sync + Copy + 'static,
+    {
+        let subject: &'static S = Box::leak(Box::new(subject));
+        Self {
+            run: Box::new(move |calls| {
+                for number in 0..calls {
+                    black_box(call(black_box(subject), number));
+                }
+            }),
+            check: Box::new(move || call(subject, 0).expected()),
+        }
+    }
+
+    /// Whether a call is answered as expected.
+    pub(crate) fn holds(&self) -> bool {
+        (self.check)()
+    }
+
+    /// Nanoseconds a call, over a slice.
+    fn slice(&self) -> f64 {
+        (self.run)(WARM);
+        let start = Instant::now();
+        (self.run)(SLICE);
+        nanos(start.elapsed()) / f64::from(SLICE)
+    }
+
+    /// Calls for a while.
+    fn stretch(&self) -> Stretch {
+        let (start, mut calls) = (Instant::now(), 0);
+        loop {
+            (self.run)(BATCH);
+            calls += BATCH;
+            let end = Instant::now();
+            if end.duration_since(start) >= TOGETHER {
+                return Stretch { start, end, calls };
+            }
+        }
+    }
+}
+
+/// What a call costs, and how that compares with something else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    pub(crate) nanos: f64,
+    pub(crate) ratio: f64,
+}
+
+/// What each case costs, against the clock.
+pub(crate) fn against(clock: &Case, cases: &[&Case]) -> Vec<Cost> {
+    in_turn(cases, |case| Some((clock.slice(), case.slice())))
+}
+
+/// What each case costs two threads at once, against one of them alone.
+pub(crate) fn two_threads(cases: &[&Case]) -> Vec<Cost> {
+    let arrived = AtomicU32::new(0);
+    let together = |case: &Case| {
+        let both = (arrived.fetch_add(1, Ordering::Relaxed) | 1) + 1;
+        while arrived.load(Ordering::Relaxed) < both {
+            spin_loop();
+        }
+        case.stretch()
+    };
+    thread::scope(|scope| {
+        let (send, cases_to_run) = mpsc::channel();
+        let (done, other) = mpsc::channel();
+        scope.spawn(move || {
+            for case in cases_to_run {
+                done.send(together(case)).expect("a listener");
+            }
+        });
+        in_turn(cases, |case| {
+            let alone = undisturbed([case.stretch()])?;
+            send.send(case).expect("a listener");
+            let both = [together(case), other.recv().expect("an answer")];
+            Some((alone, undisturbed(both)?))
+        })
+    })
+}
+
+/// Calls of one thread.
+#[derive(Clone, Copy)]
+struct Stretch {
+    start: Instant,
+    end: Instant,
+    calls: u32,
+}
+
+/// Nanoseconds a call and thread, if the threads ran side by side and were not interrupted.
+fn undisturbed<const THREADS: usize>(threads: [Stretch; THREADS]) -> Option<f64> {
+    let start = threads.iter().map(|thread| thread.start).min()?;
+    let end = threads.iter().map(|thread| thread.end).max()?;
+    let calls: u32 = threads.iter().map(|thread| thread.calls).sum();
+    let times = threads
+        .iter()
+        .map(|thread| nanos(thread.end.duration_since(thread.start)));
+    (end.duration_since(start) < TOGETHER * 5 / 4).then(|| times.sum::<f64>() / f64::from(calls))
+}
+
+/// Takes pairs of times (the base and the case's) from each case in turn, and their medians.
+fn in_turn<'a>(cases: &[&'a Case], time: impl Fn(&'a Case) -> Option<(f64, f64)>) -> Vec<Cost> {
+    let mut pairs = vec![Vec::with_capacity(ROUNDS); cases.len()];
+    for case in cases {
+        case.slice(); // warms up
+    }
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        for (case, pairs) in cases.iter().zip(&mut pairs) {
+            pairs.extend(time(case));
+        }
+        if start.elapsed() > BUDGET {
+            break;
+        }
+    }
+    let cost = |pairs: &Vec<(f64, f64)>| Cost {
+        nanos: median(pairs.iter().map(|(_, time)| *time).collect()),
+        ratio: median(pairs.iter().map(|(base, time)| time / base).collect()),
+    };
+    pairs.iter().map(cost).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn nanos(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e9
+}
