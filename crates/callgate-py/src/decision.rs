@@ -77,6 +77,29 @@ impl Decision {
 }
 
 impl Decision {
+    /// Makes the object.
+    ///
+    /// The one place that does, and never part of another function: the fields then arrive in
+    /// registers, and are not copied from where they were just written.
+    #[inline(never)]
+    pub(crate) fn object<'py>(
+        tool: &Bound<'py, PyString>,
+        limit: Option<&Py<PyString>>,
+        reason: Option<Reason>,
+        remaining: Option<u64>,
+        retry_after: Option<f64>,
+    ) -> PyResult<Bound<'py, Self>> {
+        let py = tool.py();
+        let decision = Self {
+            tool: tool.clone().unbind(),
+            limit: limit.map(|limit| limit.clone_ref(py)),
+            reason: reason.map(reason_name),
+            remaining,
+            retry_after,
+        };
+        Bound::new(py, decision)
+    }
+
     fn parts(&self, py: Python<'_>) -> Parts {
         let limit = self.limit.as_ref().map(|limit| limit.clone_ref(py));
         (
@@ -91,22 +114,17 @@ impl Decision {
 
 /// Makes a pickled decision again.
 #[pyfunction]
-pub(crate) fn restore_decision(
-    tool: Py<PyString>,
-    limit: Option<Py<PyString>>,
+pub(crate) fn restore_decision<'py>(
+    tool: &Bound<'py, PyString>,
+    limit: Option<&Bound<'py, PyString>>,
     reason: Option<&str>,
     remaining: Option<u64>,
     retry_after: Option<f64>,
-) -> Decision {
+) -> PyResult<Bound<'py, Decision>> {
     let reason = reason.map(|reason| match reason {
-        "cost" => reason_name(Reason::Cost),
-        _ => reason_name(Reason::Rate),
+        "cost" => Reason::Cost,
+        _ => Reason::Rate,
     });
-    Decision {
-        tool,
-        limit,
-        reason,
-        remaining,
-        retry_after,
-    }
+    let limit = limit.map(Bound::as_unbound);
+    Decision::object(tool, limit, reason, remaining, retry_after)
 }

@@ -1,5 +1,7 @@
 //! Python's float seconds and the core's whole nanoseconds.
 
+use std::time::Duration;
+
 /// A clock's reading in nanoseconds, to the nearest; none for what is not finite or beyond 2^63 s.
 #[expect(
     clippy::cast_possible_truncation,
@@ -14,6 +16,19 @@ pub(crate) fn nanos(seconds: f64) -> Option<i128> {
     let whole = seconds.trunc();
     let rest = (seconds - whole) * 1e9;
     Some(whole as i128 * 1_000_000_000 + rest.round() as i128)
+}
+
+/// The seconds after which a wait is over, to the nanosecond.
+///
+/// As `seconds_until(0.0, …)` says too, but without its arithmetic in 128 bits: below 2^50 ns (13
+/// days) floats lie less than a quarter of a nanosecond apart, so the nearest one will do.
+#[inline]
+#[expect(clippy::cast_precision_loss, reason = "2^50 is exact")]
+pub(crate) fn seconds(wait: Duration) -> f64 {
+    match u64::try_from(wait.as_nanos()) {
+        Ok(nanos) if nanos < 1 << 50 => nanos as f64 / 1e9,
+        _ => seconds_until(0.0, signed(wait)),
+    }
 }
 
 /// The seconds after which a clock that reads `reading` will read `target` nanoseconds or more.
@@ -39,4 +54,8 @@ pub(crate) fn seconds_until(reading: f64, target: i128) -> f64 {
         wait = wait.next_up();
     }
     wait
+}
+
+pub(crate) fn signed(wait: Duration) -> i128 {
+    i128::from(wait.as_secs()) * 1_000_000_000 + i128::from(wait.subsec_nanos())
 }

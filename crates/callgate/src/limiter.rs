@@ -314,6 +314,7 @@ struct Peek<'a> {
 }
 
 impl Peek<'_> {
+    #[inline]
     fn remaining(&self) -> u64 {
         self.bucket.level(self.state, self.now)
     }
@@ -349,6 +350,7 @@ pub struct Permit<'a> {
 
 impl Permit<'_> {
     /// The whole tokens left after the call; none where the tool has no limit.
+    #[inline]
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.level.map(|level| level.remaining())
@@ -371,6 +373,7 @@ pub struct Rejection<'a> {
 
 impl Rejection<'_> {
     /// The whole tokens in the bucket.
+    #[inline]
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.level.remaining()
