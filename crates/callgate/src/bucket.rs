@@ -13,7 +13,8 @@
 //! their costs add up to at most `burst + floor R(t_j) - ceil R(t_i)`: never more than
 //! `burst + rate x (t_j - t_i)`, in any window and whatever the clock readings were.
 //! Nothing is rounded when a cost is added (a token is a whole number of units), so rounding never
-//! adds up: a call is late by less than one unit.
+//! adds up: a call is late by less than one unit. Some rates of many digits with a burst of millions
+//! are fractions too fine for 64 bits; they are rounded down, by less than one more unit in all.
 
 use std::time::Duration;
 
@@ -22,9 +23,6 @@ use crate::{ConfigError, Limit};
 
 /// Time stops here: 2^63 - 1 ns, 292 years, after a limiter was made.
 pub(crate) const MAX_NANOS: u64 = (1 << 63) - 1;
-
-/// Where a unit takes longer than 2 ns to come, a token is cut into at least so many.
-const FINE: u128 = 1_000_000_000;
 
 /// What one limit's rate and burst come to in units.
 #[derive(Clone, Debug)]
@@ -64,22 +62,16 @@ impl Bucket {
         let (tokens, burst) = (u128::from(tokens), u128::from(limit.capacity()));
         let in_all = (tokens * u128::from(MAX_NANOS)).div_ceil(nanos) + burst;
         let finest = u128::from(u64::MAX - 1) / in_all;
+        // More than half of the finest, so a unit comes in less than 2 ns or 10^-9 of a token's time.
         let token = (0..=18)
             .map(|exponent| nanos / gcd(nanos, 10_u128.pow(exponent)))
-            .filter(|&token| token <= finest)
-            .map(|token| {
-                if token == nanos {
-                    token
-                } else {
-                    finest / token * token
-                }
-            })
-            .find(|&token| 2 * token * tokens >= nanos || token >= FINE)
-            .unwrap_or(finest);
+            .find(|&token| token <= finest)
+            .map_or(finest, |token| finest / token * token);
         let common = gcd(token * tokens, nanos);
+        let (up, down) = rounded_down(token * tokens / common, nanos / common);
         let narrow = |number: u128| u64::try_from(number).ok();
         let parts = || {
-            let (up, down) = (narrow(token * tokens / common)?, narrow(nanos / common)?);
+            let (up, down) = (narrow(up)?, narrow(down)?);
             Some(Self {
                 burst: limit.capacity(),
                 token: narrow(token)?,
@@ -131,6 +123,7 @@ impl Bucket {
     }
 
     /// The whole tokens in a bucket at `now`.
+    #[inline]
     pub(crate) fn level(&self, state: u64, now: u64) -> u64 {
         let missing = state.saturating_sub(self.reached(now).floor);
         self.burst.saturating_sub(missing.div_ceil(self.token))
@@ -152,6 +145,23 @@ impl Bucket {
     }
 }
 
+/// The largest denominator of a [`Ratio`].
+const LARGEST: u64 = 1 << 63;
+
+/// `up / down` with a denominator of at most [`LARGEST`]: where it has none, less than 1 / `LARGEST` lower.
+fn rounded_down(up: u128, down: u128) -> (u128, u128) {
+    if down <= u128::from(LARGEST) {
+        return (up, down);
+    }
+    let (mut quotient, mut rest) = (up / down, up % down);
+    for _ in 0..LARGEST.ilog2() {
+        rest *= 2;
+        quotient = quotient * 2 + rest / down;
+        rest %= down;
+    }
+    (quotient, u128::from(LARGEST))
+}
+
 /// Multiplication by a fraction `numerator / denominator`, exactly and without a division.
 ///
 /// A truncated reciprocal gives a first answer that is at most a little too low, and the exact
@@ -171,7 +181,7 @@ impl Ratio {
     ///
     /// None where it is too large, or so fine that remainders would not fit 64 bits.
     fn new(numerator: u64, denominator: u64, shift: u32) -> Option<Self> {
-        if numerator.max(denominator) >= 1 << 62 {
+        if denominator > LARGEST {
             return None;
         }
         let factor = (u128::from(numerator) << (64 - shift)) / u128::from(denominator);
@@ -189,14 +199,94 @@ impl Ratio {
     fn floor(&self, number: u64) -> (u64, bool) {
         let product = u128::from(number << self.shift) * u128::from(self.factor);
         let mut quotient = (product >> 64) as u64;
-        // At most 2 too low, so the remainder is below 3 x 2^62 and its lower 64 bits are all of it.
+        // At most 1 too low, so the remainder is below 2 x 2^63 and its lower 64 bits are all of it.
         let mut rest = number
             .wrapping_mul(self.numerator)
             .wrapping_sub(quotient.wrapping_mul(self.denominator));
-        while rest >= self.denominator {
+        if rest >= self.denominator {
             quotient += 1;
             rest -= self.denominator;
         }
         (quotient, rest == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use num_bigint::BigInt;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn a_ratio_is_exact_up_to_the_largest_numbers(
+            number in prop_oneof![any::<u64>(), u64::MAX - 3..],
+            denominator in prop_oneof![1..1000_u64, 1..=LARGEST, LARGEST - 3..=LARGEST],
+            numerator in prop_oneof![any::<u64>(), 0..4_u64],
+        ) {
+            // Below 2 for half the numbers, up to 1 for all of them.
+            for (numerator, number, shift) in [
+                (u128::from(numerator) % (2 * u128::from(denominator)), number >> 1, 1),
+                (u128::from(numerator) % (u128::from(denominator) + 1), number, 0),
+                (u128::from(denominator), number, 0),
+            ] {
+                let ratio = Ratio::new(u64::try_from(numerator)?, denominator, shift).unwrap();
+                let product = numerator * u128::from(number);
+                let exact = product % u128::from(denominator) == 0;
+                let quotient = u64::try_from(product / u128::from(denominator))?;
+                prop_assert_eq!(ratio.floor(number), (quotient, exact));
+            }
+        }
+    }
+
+    #[test]
+    fn round_times_are_exact() {
+        // The shortest round time in nanoseconds, for rates that people ask for.
+        for (rate, burst, grain) in [
+            ("1/s", 1, 1),
+            ("2/s", 2, 1),
+            ("10/s", 10, 1),
+            ("300/min", 20, 1),
+            ("100/min", 100, 1),
+            ("0.1/s", 1, 1),
+            ("1/day", 1, 1),
+            ("1000/day", 100, 1),
+            ("1000000000/s", crate::MAX_BURST, 1),
+            ("3/s", 1, 10),
+            ("7/s", 7, 10),
+            ("1.5/s", 3, 10),
+            ("59999/min", 1, 100_000),
+            ("7/h", 7, 10),
+            ("1234.5/s", 100, 10_000),
+        ] {
+            let limit: Limit = rate.parse().unwrap();
+            let bucket = Bucket::new(&limit.burst(burst)).unwrap();
+            let exact = |now| {
+                let reached = bucket.reached(now);
+                reached.floor == reached.ceil
+            };
+            for step in [0, 1, 2, 3, 999_999_937, MAX_NANOS / grain] {
+                assert!(exact(step * grain), "{rate} at {step} x {grain} ns");
+            }
+            assert!(grain == 1 || !exact(grain / 10), "{rate} in {grain} ns");
+        }
+    }
+
+    #[test]
+    fn a_rate_too_fine_for_64_bits_is_rounded_down_by_less_than_a_unit_in_all_time() {
+        let limit: Limit = "0.0123456789012345678/s".parse().unwrap();
+        let bucket = Bucket::new(&limit.burst(crate::MAX_BURST)).unwrap();
+        assert_eq!(bucket.refill.denominator, LARGEST);
+        // 0.0123456789012345678 x (2^63 - 1) ns, in units of which a token has so many.
+        let exact = BigInt::from(MAX_NANOS) * 123_456_789_012_345_678_u64 * bucket.token;
+        let exact = exact / BigInt::from(10).pow(28);
+        let reached = BigInt::from(bucket.reached(MAX_NANOS).floor);
+        assert!((&exact - 1..=exact).contains(&reached), "{reached}");
     }
 }
