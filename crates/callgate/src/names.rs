@@ -1,6 +1,6 @@
 //! Tool names to the places of their limits, for a set of names that never changes.
 
-use std::hash::Hasher;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use rustc_hash::FxHasher;
 
@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 /// done while the processor waits for other things: reading the clock costs three look-ups.
 #[derive(Debug)]
 pub(crate) struct Names {
-    seed: usize,
+    seed: u64,
     slots: Box<[Option<Slot>]>,
 }
 
@@ -23,7 +23,8 @@ struct Slot {
 impl Names {
     /// A table of these names, which are all different; each is at the place it has here.
     pub(crate) fn new(names: &[&str]) -> Self {
-        // Two names with one hash are not to be expected; should it happen, another seed parts them.
+        // Two names with one hash are not to be expected, unless somebody made them: another seed
+        // parts them.
         let mut seed = 0;
         loop {
             if let Some(slots) = fill(seed, names) {
@@ -49,7 +50,7 @@ impl Names {
 }
 
 /// The table under this seed, or none where two names share a hash.
-fn fill(seed: usize, names: &[&str]) -> Option<Box<[Option<Slot>]>> {
+fn fill(seed: u64, names: &[&str]) -> Option<Box<[Option<Slot>]>> {
     let size = (names.len() * 4).next_power_of_two();
     let mut slots = vec![None; size].into_boxed_slice();
     for (index, name) in names.iter().enumerate() {
@@ -67,9 +68,21 @@ fn fill(seed: usize, names: &[&str]) -> Option<Box<[Option<Slot>]>> {
 }
 
 #[inline]
-fn hash(seed: usize, name: &str) -> u64 {
-    let mut hasher = FxHasher::with_seed(seed);
+fn hash(seed: u64, name: &str) -> u64 {
+    if seed > 0 {
+        return slow_hash(seed, name);
+    }
+    let mut hasher = FxHasher::default();
     hasher.write(name.as_bytes());
+    hasher.finish()
+}
+
+/// `FxHasher` only adds a seed to what it made of the bytes, so two names that collide under one of
+/// its seeds do under all of them.
+#[cold]
+fn slow_hash(seed: u64, name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (seed, name).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -81,4 +94,24 @@ fn hash(seed: usize, name: &str) -> u64 {
 )]
 fn start(hash: u64) -> usize {
     hash as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_were_made_to_collide_are_told_apart() {
+        let names = [
+            "search_000007435documents_public.Q4bpSS/_east_1__of_the_archives",
+            "search_000007435documents_public.Q4bpSS/_west_2__of_the_archives",
+            "another",
+        ];
+        assert_eq!(hash(0, names[0]), hash(0, names[1]), "no longer a test");
+        let table = Names::new(&names);
+        for (index, name) in names.iter().enumerate() {
+            assert_eq!(table.candidate(name), Some(index), "{name}");
+        }
+        assert_eq!(table.candidate("a third"), None);
+    }
 }
