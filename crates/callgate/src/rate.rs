@@ -78,6 +78,12 @@ impl Rate {
 
     /// The count of tokens per `nanos` as a decimal, where it has one of at most 18 digits.
     fn decimal(self, nanos: u64) -> Option<String> {
+        let (text, exact) = self.digits(nanos, MAX_DIGITS);
+        exact.then_some(text)
+    }
+
+    /// The first `most` significant digits of the count per `nanos`, and whether they are all of it.
+    fn digits(self, nanos: u64, most: usize) -> (String, bool) {
         let numerator = u128::from(self.tokens) * u128::from(nanos);
         let (whole, mut rest) = (numerator / self.nanos, numerator % self.nanos);
         let mut text = whole.to_string();
@@ -85,32 +91,28 @@ impl Rate {
         if rest > 0 {
             text.push('.');
         }
-        while rest > 0 {
+        while rest > 0 && digits < most {
             // `rest` is below `nanos`, which is below 10^37.
             let digit = rest * 10 / self.nanos;
             rest = rest * 10 % self.nanos;
             if digits > 0 || digit > 0 {
                 digits += 1;
             }
-            if digits > MAX_DIGITS {
-                return None;
-            }
-            text.push(char::from(b'0' + u8::try_from(digit).ok()?));
+            text.extend(char::from_digit(u32::try_from(digit).unwrap_or(0), 10));
         }
-        Some(text)
+        (text, rest == 0)
     }
 
     /// Tokens a second, as the nearest float.
     #[must_use]
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the nearest float is what is asked for"
-    )]
     pub fn per_second(self) -> f64 {
-        // Through the decimal where there is one, so that 0.1 comes back as 0.1.
-        self.decimal(NANOS_PER_SECOND)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or_else(|| self.tokens as f64 / (self.nanos as f64 / NANOS_PER_SECOND as f64))
+        // Halfway between two floats is a fraction with a denominator of at most 2^79, and `nanos`
+        // is below 10^37: a rate that agrees with it in 62 digits is it.
+        let (mut text, exact) = self.digits(NANOS_PER_SECOND, 62);
+        if !exact {
+            text.push('1');
+        }
+        text.parse().unwrap_or(f64::NAN)
     }
 }
 
