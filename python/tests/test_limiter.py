@@ -23,7 +23,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from callgate import ConfigError, Decision, Limiter, LimitSnapshot, ToolRateLimit
-from callgate._callgate import _decision_counts
+from callgate._callgate import decision_counts
 
 from .clocks import FakeClock
 
@@ -361,8 +361,8 @@ def test_looking_spends_nothing(clock: FakeClock) -> None:
         assert list(looked) == ["b", "a"]
         assert {name: snapshot.limit for name, snapshot in looked.items()} == limits
         assert [snapshot.remaining for snapshot in looked.values()] == [2, 5]
+        assert all(isinstance(snapshot, LimitSnapshot) for snapshot in looked.values())
         assert repr(limiter) == f"Limiter({limits!r})"
-    assert isinstance(looked["a"], LimitSnapshot)
 
 
 def test_a_snapshot_is_of_its_moment(clock: FakeClock) -> None:
@@ -377,26 +377,25 @@ def test_a_snapshot_is_of_its_moment(clock: FakeClock) -> None:
 def counts_of(tool: str) -> dict[str, int]:
     """How the process's counts stand for a tool."""
     return {
-        outcome: count
-        for name, limit, outcome, count in _decision_counts()
-        if name == limit == tool
+        outcome: count for name, limit, outcome, count in decision_counts() if name == limit == tool
     }
 
 
 def test_decisions_are_counted_by_tool_and_outcome_over_all_limiters(clock: FakeClock) -> None:
     name = "counted by one test alone"
+    limits = {name: ToolRateLimit(1, 2), "unused": ToolRateLimit(1, 1)}
+    bad: Any = 0
     for _ in range(2):
-        limiter = Limiter({name: ToolRateLimit(1, 2), "unused": ToolRateLimit(1, 1)}, clock=clock)
+        limiter = Limiter(limits, clock=clock)
         for _ in range(5):
             limiter.try_acquire(name)
         limiter._admit(name)
         limiter.try_acquire(name, cost=3)
         limiter.snapshot()
-        bad: Any = 0
         with pytest.raises(ConfigError):
             limiter.try_acquire(name, cost=bad)
-    del limiter
-    gc.collect()
+        del limiter
+        gc.collect()
     assert counts_of(name) == {"admitted": 4, "rejected_rate": 8, "rejected_cost": 2}
     assert counts_of("unused") == {}
     Limiter({}).try_acquire(f"{name}, without a limit")
