@@ -1,0 +1,34 @@
+"""The examples run, offline, and show what they say they show."""
+
+from __future__ import annotations
+
+import re
+
+from tests.running import EXAMPLES, run_program
+
+
+def test_the_demo_shows_rejections_by_call_id_and_then_replenishment() -> None:
+    said = run_program(EXAMPLES / "demo.py")
+    first, then, second = re.split(r"\n(?=A second later|The model asks again)", said)
+    for turn, part in (("first", first), ("second", second)):
+        shown = re.findall(rf"^ +{turn}-(\d) +(admitted|rejected) ", part, re.MULTILINE)
+        assert shown == [
+            ("1", "admitted"),
+            ("2", "admitted"),
+            ("3", "rejected"),
+            ("4", "admitted"),
+            ("5", "rejected"),
+        ]
+        waits = re.findall(r"rejected +(\w+): retry after (\d+\.\d+) s$", part, re.MULTILINE)
+        assert [tool for tool, _ in waits] == ["lookup_customer", "get_payment_status"]
+        assert 0 < float(waits[0][1]) <= 0.5
+        assert 0 < float(waits[1][1]) <= 1
+    assert "lookup_customer: 2 of 2 tokens" in then
+    assert "get_payment_status: 1 of 1 tokens" in then
+
+
+def test_two_agents_in_the_other_example_share_one_quota() -> None:
+    said = run_program(EXAMPLES / "shared_limiter.py").splitlines()
+    assert [line.split()[0] for line in said] == ["sales-1", "sales-2", "support-1", "support-2"]
+    assert sum("active since" in line for line in said) == 2
+    assert sum("Rate limit exceeded for tool 'lookup_customer'" in line for line in said) == 2

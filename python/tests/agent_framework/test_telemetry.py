@@ -1,0 +1,120 @@
+"""What OpenTelemetry sees: a counter of decisions, and a span for each call that did not run.
+
+Providers can be set once in a process, so most of this happens in programs of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import agent_framework
+import pytest
+from agent_framework import FunctionInvocationContext
+
+from callgate.agent_framework import ToolRateLimitMiddleware
+from tests.agent_framework.scripted import limits, recorded
+from tests.clocks import FakeClock
+from tests.running import run_program
+
+PROGRAMS = Path(__file__).parent / "programs"
+CURRENT = hasattr(agent_framework, "MiddlewareFailure")
+"""Whether this is agent-framework-core 1.15 or later."""
+
+
+def point(tool: str, outcome: str) -> str:
+    """A point of the counter, as the program names it: these three attributes, and no other."""
+    return json.dumps({"limit": tool, "outcome": outcome, "tool": tool})
+
+
+@pytest.mark.parametrize("provider_is_set", ["first", "last"])
+def test_the_counter_of_decisions_is_right_whenever_the_provider_is_set(
+    provider_is_set: str,
+) -> None:
+    steps: list[dict[str, Any]] = json.loads(run_program(PROGRAMS / "metrics.py", provider_is_set))
+    for step in steps:
+        assert step["instrument"] == {
+            "name": "callgate.decisions",
+            "description": "Decisions on calls of limited tools in this process.",
+            "unit": "{decision}",
+            "data": {"aggregation_temporality": 2, "is_monotonic": True},
+        }
+    once = {
+        point("early", "admitted"): 1,
+        point("lookup", "admitted"): 2,
+        point("lookup", "rejected_rate"): 1,
+    }
+    and_a_dear_one = {**once, point("lookup", "rejected_cost"): 1}
+    twice = {
+        **and_a_dear_one,
+        point("lookup", "admitted"): 4,
+        point("lookup", "rejected_rate"): 2,
+    }
+    assert [step["points"] for step in steps] == [once, and_a_dear_one, and_a_dear_one, twice]
+
+
+def calls_of(limiter: ToolRateLimitMiddleware) -> list[str]:
+    """The files of all Python functions that are called while the middleware handles one call."""
+    called: list[str] = []
+    context = FunctionInvocationContext(function=recorded().tool, arguments={"call": "c1"})
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_filename)
+
+    async def call_next() -> None:
+        pass
+
+    async def measured() -> None:
+        sys.setprofile(profile)
+        try:
+            await limiter.process(context, call_next)
+        finally:
+            sys.setprofile(None)
+
+    asyncio.run(measured())
+    return called
+
+
+def test_an_admission_calls_no_python_but_the_middleware_itself(clock: FakeClock) -> None:
+    # With the system's clock, as in production: an injected one is a Python call.
+    limiter = ToolRateLimitMiddleware(limits(rate=1e-6))
+    front_end = str(Path(sys.modules[ToolRateLimitMiddleware.__module__].__file__ or ""))
+    assert calls_of(limiter) == [front_end, __file__]
+    # So that this could fail: a rejection does call telemetry.
+    assert any("opentelemetry" in file for file in calls_of(limiter))
+
+
+FORMS = ["result", "terminate", "callable"]
+
+
+@pytest.mark.parametrize("way", ["run", "stream"])
+@pytest.mark.parametrize("form", [*FORMS, "raise"] if CURRENT else FORMS)
+def test_a_rejection_is_a_span_where_the_call_that_ran_has_one(form: str, way: str) -> None:
+    said = json.loads(run_program(PROGRAMS / "traces.py", form, way))
+    assert said["failed"] == ("MiddlewareFailure" if form == "raise" else None)
+    spans = {span["name"]: span for span in said["spans"]}
+    names = [span["name"] for span in said["spans"]]
+    assert names.count("callgate.rejected") == 1
+    assert names.count("execute_tool lookup") == 1
+
+    rejected = spans["callgate.rejected"]
+    call_id = {"gen_ai.tool.call.id": "c2"} if CURRENT else {}  # 1.0.0 tells middleware no ids.
+    assert rejected["attributes"] == {
+        "gen_ai.tool.name": "lookup",
+        "callgate.limit": "lookup",
+        "callgate.reason": "rate",
+        "callgate.retry_after": 1.0,
+        **call_id,
+    }
+    assert rejected["parent"] == spans["execute_tool lookup"]["parent"]
+    if CURRENT or way == "run":
+        assert rejected["parent"] == "invoke_agent tester"
+        assert rejected["trace"] == spans["invoke_agent tester"]["trace"]
+    else:
+        # In streams, 1.0.0 puts no span at all under the agent's, not even its tools' own.
+        assert rejected["parent"] is None
