@@ -3,6 +3,7 @@
 //! A slice is so short that few are interrupted; a ratio is of two slices, one right after the
 //! other, so a processor that speeds up or slows down does so in both.
 
+use std::fs;
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -111,13 +112,20 @@ impl Case {
 
     /// Calls for a while.
     fn stretch(&self) -> Stretch {
+        let waited = runnable();
         let (start, mut calls) = (Instant::now(), 0);
         loop {
             (self.run)(BATCH);
             calls += BATCH;
             let end = Instant::now();
             if end.duration_since(start) >= TOGETHER {
-                return Stretch { start, end, calls };
+                let waited = runnable().saturating_sub(waited);
+                return Stretch {
+                    start,
+                    end,
+                    calls,
+                    waited,
+                };
             }
         }
     }
@@ -154,10 +162,10 @@ pub(crate) fn two_threads(cases: &[&Case]) -> Vec<Cost> {
             }
         });
         in_turn(cases, |case| {
-            let alone = undisturbed([case.stretch()])?;
+            let alone = side_by_side([case.stretch()])?;
             send.send(case).expect("a listener");
             let both = [together(case), other.recv().expect("an answer")];
-            Some((alone, undisturbed(both)?))
+            Some((alone, side_by_side(both)?))
         })
     })
 }
@@ -168,17 +176,33 @@ struct Stretch {
     start: Instant,
     end: Instant,
     calls: u32,
+    /// How long the thread could have run and did not.
+    waited: Duration,
 }
 
-/// Nanoseconds a call and thread, if the threads ran side by side and were not interrupted.
-fn undisturbed<const THREADS: usize>(threads: [Stretch; THREADS]) -> Option<f64> {
-    let start = threads.iter().map(|thread| thread.start).min()?;
-    let end = threads.iter().map(|thread| thread.end).max()?;
+/// Nanoseconds a call and thread, if the threads ran side by side.
+///
+/// A thread may have slept, since a lock may be why, but not have waited for a processor.
+fn side_by_side<const THREADS: usize>(threads: [Stretch; THREADS]) -> Option<f64> {
+    let start = threads.iter().map(|thread| thread.start).max()?;
+    let end = threads.iter().map(|thread| thread.end).min()?;
+    let waited = threads.iter().map(|thread| thread.waited).max()?;
     let calls: u32 = threads.iter().map(|thread| thread.calls).sum();
     let times = threads
         .iter()
         .map(|thread| nanos(thread.end.duration_since(thread.start)));
-    (end.duration_since(start) < TOGETHER * 5 / 4).then(|| times.sum::<f64>() / f64::from(calls))
+    let good = end.saturating_duration_since(start) > TOGETHER * 3 / 4 && waited < TOGETHER / 4;
+    good.then(|| times.sum::<f64>() / f64::from(calls))
+}
+
+/// How long this thread was ready to run and did not, ever; nothing where Linux does not say.
+fn runnable() -> Duration {
+    let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let waited = stat
+        .split_whitespace()
+        .nth(1)
+        .and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(waited.unwrap_or(0))
 }
 
 /// Takes pairs of times (the base and the case's) from each case in turn, and their medians.

@@ -144,7 +144,7 @@ const GOVERNOR_DUE: &str = "governor, the same clock, `earliest_possible`";
 const GOVERNOR_NAME: &str = "governor, the same clock, by name: 16 in a `HashMap`";
 const RATELIMIT: &str = "ratelimit";
 const LEAKY: &str = "leaky-bucket";
-const UNFAIR: &str = "leaky-bucket, `fair(false)`";
+pub(crate) const UNFAIR: &str = "leaky-bucket, `fair(false)`";
 const MUTEX: &str = "a bucket of floats in a `Mutex`";
 
 /// What everything is compared with: the monotonic clock, in nanoseconds.
