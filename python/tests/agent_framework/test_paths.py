@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import agent_framework
 import pytest
 from agent_framework import AgentResponse, MCPStdioTool, Message
 
-from callgate import Limiter, ToolRateLimit
+from callgate import Limiter, RateLimitExceeded, ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
 from tests.agent_framework.scripted import (
     OfflineChatClient,
@@ -23,9 +24,13 @@ from tests.agent_framework.scripted import (
     recorded,
     rejections,
     remaining,
+    results,
     run,
 )
 from tests.clocks import FakeClock
+
+CURRENT = hasattr(agent_framework, "MiddlewareFailure")
+"""Whether this is agent-framework-core 1.15 or later."""
 
 MESSAGE = "Rate limit exceeded for tool 'lookup'. Retry in 1 second."
 
@@ -150,6 +155,49 @@ async def test_r35_an_approval_that_comes_while_the_bucket_is_empty_is_rejected(
     assert_answered(client.requests[-1])
 
 
+@pytest.mark.skipif(not CURRENT, reason="needs agent-framework-core 1.15 or later")
+@both_ways
+async def test_r35_raise_ends_a_run_that_is_resumed_with_an_approval(
+    files: Path, clock: FakeClock, *, stream: bool
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(), on_rejected="raise", clock=clock)
+    client = OfflineChatClient(calls("lookup", 2), "never said")
+    lookup = writing(files, approval_mode="always_require")
+    agent = agent_of(client, lookup, middleware=[limiter])
+    session = agent.create_session()
+
+    paused = await run(agent, stream=stream, session=session)
+    approval = answer(paused, {"c1": True, "c2": True})
+    with pytest.raises(agent_framework.MiddlewareFailure) as failed:
+        await run(agent, approval, stream=stream, session=session)
+    assert isinstance(failed.value.__cause__, RateLimitExceeded)
+    assert written(files) == {"c1"}
+    assert len(client.requests) == 1
+
+
+@both_ways
+async def test_r35_terminate_keeps_the_tool_from_running_in_a_resumed_run_too(
+    files: Path, clock: FakeClock, *, stream: bool
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(), on_rejected="terminate", clock=clock)
+    client = OfflineChatClient(calls("lookup", 2), "asked once more")
+    lookup = writing(files, approval_mode="always_require")
+    agent = agent_of(client, lookup, middleware=[limiter])
+    session = agent.create_session()
+
+    paused = await run(agent, stream=stream, session=session)
+    approval = answer(paused, {"c1": True, "c2": True})
+    response = await run(agent, approval, stream=stream, session=session)
+    assert written(files) == {"c1"}
+    if CURRENT:
+        assert len(client.requests) == 1
+        assert results(response.messages)["c2"].result == MESSAGE
+    else:
+        # 1.0.0 does not heed a termination there: the model reads the results and goes on.
+        assert response.text == "asked once more"
+        assert last_results(client)["c2"].result == MESSAGE
+
+
 # --- agents as tools -----------------------------------------------------------------------------
 
 
@@ -199,6 +247,36 @@ async def test_an_agent_used_as_a_tool_is_not_limited_within_by_the_outer_agents
     # Middleware belongs to the agent that it is registered on: register it on both.
     assert len(lookup.started) == 3
     assert remaining(limiter) == 1
+
+
+@pytest.mark.skipif(not CURRENT, reason="needs agent-framework-core 1.15 or later")
+@both_ways
+async def test_r35_raise_within_an_agent_used_as_a_tool_ends_the_outer_run(
+    files: Path, clock: FakeClock, *, stream: bool
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(), on_rejected="raise", clock=clock)
+    inner_client = OfflineChatClient(calls("lookup", 2), "never said")
+    researcher = agent_of(inner_client, writing(files), middleware=[limiter])
+    client = OfflineChatClient([("c1", "ask_researcher", {"task": "find it"})], "never said")
+    agent = agent_of(client, researcher.as_tool(name="ask_researcher"))
+    with pytest.raises(agent_framework.MiddlewareFailure) as failed:
+        await run(agent, stream=stream)
+    assert isinstance(failed.value.__cause__, RateLimitExceeded)
+    assert written(files) == {"c1"}
+
+
+async def test_terminate_within_an_agent_used_as_a_tool_leaves_the_outer_model_no_text(
+    files: Path, clock: FakeClock
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(), on_rejected="terminate", clock=clock)
+    inner_client = OfflineChatClient(calls("lookup", 2), "never said")
+    researcher = agent_of(inner_client, writing(files), middleware=[limiter])
+    client = OfflineChatClient([("c1", "ask_researcher", {"task": "find it"})], "done")
+    response = await run(agent_of(client, researcher.as_tool(name="ask_researcher")))
+    assert response.text == "done"
+    assert written(files) == {"c1"}
+    # An agent's answer as a tool is its text, and a loop that was ended has none: use "result".
+    assert last_results(client)["c1"].result == ""
 
 
 # --- MCP -----------------------------------------------------------------------------------------
