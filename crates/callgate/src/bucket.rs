@@ -30,9 +30,9 @@ pub(crate) struct Bucket {
     burst: u64,
     /// The units in a token.
     token: u64,
-    /// The units that come in a nanosecond.
-    refill: Ratio,
-    /// The nanoseconds that a unit takes to come, where that is not more than one.
+    /// The units that come in a nanosecond, unless that is one: nothing is multiplied then.
+    refill: Option<Ratio>,
+    /// The nanoseconds that a unit takes to come, where that is less than one.
     wait: Option<Ratio>,
 }
 
@@ -43,11 +43,26 @@ pub(crate) struct Price {
     spare: u64,
 }
 
-/// `R` at some time, rounded down and up.
+/// `R` at some time, rounded down; and up, where that is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reached {
+pub(crate) struct Reached<'a> {
+    refill: Option<&'a Ratio>,
+    now: u64,
     floor: u64,
-    ceil: u64,
+}
+
+impl Reached<'_> {
+    /// The units that a bucket in this state is short of.
+    #[inline]
+    pub(crate) fn missing(&self, state: u64) -> u64 {
+        state.saturating_sub(self.floor)
+    }
+
+    #[inline]
+    fn ceil(self) -> u64 {
+        let exact = |refill: &Ratio| refill.is_exact(self.now, self.floor);
+        self.floor + u64::from(!self.refill.is_none_or(exact))
+    }
 }
 
 impl Bucket {
@@ -75,8 +90,12 @@ impl Bucket {
             Some(Self {
                 burst: limit.capacity(),
                 token: narrow(token)?,
-                refill: Ratio::new(up, down, 1)?,
-                wait: Ratio::new(down, up, 0).filter(|_| down <= up),
+                refill: if up == down {
+                    None
+                } else {
+                    Some(Ratio::new(up, down, 1)?)
+                },
+                wait: Ratio::new(down, up, 0),
             })
         };
         parts().ok_or_else(|| {
@@ -94,17 +113,17 @@ impl Bucket {
 
     /// `R(now)`, for a time of at most [`MAX_NANOS`].
     #[inline]
-    pub(crate) fn reached(&self, now: u64) -> Reached {
-        let (floor, exact) = self.refill.floor(now);
-        let ceil = floor + u64::from(!exact);
-        Reached { floor, ceil }
+    pub(crate) fn reached(&self, now: u64) -> Reached<'_> {
+        let refill = self.refill.as_ref();
+        let floor = refill.map_or(now, |refill| refill.floor(now));
+        Reached { refill, now, floor }
     }
 
     /// The state after a call at this price, or none where it has to wait.
     #[inline]
-    pub(crate) fn draw(state: u64, now: Reached, price: Price) -> Option<u64> {
+    pub(crate) fn draw(state: u64, now: Reached<'_>, price: Price) -> Option<u64> {
         if state <= now.floor {
-            return Some(now.ceil + price.units);
+            return Some(now.ceil() + price.units);
         }
         (state - now.floor <= price.spare).then(|| state + price.units)
     }
@@ -113,35 +132,21 @@ impl Bucket {
     #[inline]
     pub(crate) fn wait(&self, state: u64, now: u64, price: Price) -> Duration {
         let due = state.saturating_sub(price.spare);
-        match &self.wait {
-            Some(wait) => {
-                let (nanos, exact) = wait.floor(due);
-                Duration::from_nanos((nanos + u64::from(!exact)).saturating_sub(now))
+        match (&self.refill, &self.wait) {
+            (None, _) => Duration::from_nanos(due.saturating_sub(now)),
+            (_, Some(wait)) => {
+                let nanos = wait.floor(due);
+                let nanos = nanos + u64::from(!wait.is_exact(due, nanos));
+                Duration::from_nanos(nanos.saturating_sub(now))
             }
-            None => self.long_wait(due, now),
+            (Some(refill), None) => refill.long_wait(due, now),
         }
     }
 
-    /// The whole tokens in a bucket at `now`.
+    /// The whole tokens in a bucket that is short of so many units.
     #[inline]
-    pub(crate) fn level(&self, state: u64, now: u64) -> u64 {
-        let missing = state.saturating_sub(self.reached(now).floor);
+    pub(crate) fn level(&self, missing: u64) -> u64 {
         self.burst.saturating_sub(missing.div_ceil(self.token))
-    }
-
-    /// [`wait`](Self::wait) by division, for buckets that take centuries to fill.
-    #[cold]
-    fn long_wait(&self, due: u64, now: u64) -> Duration {
-        const SECOND: u128 = 1_000_000_000;
-        let Ratio {
-            numerator,
-            denominator,
-            ..
-        } = self.refill;
-        let [due, up, down, now] = [due, numerator, denominator, now].map(u128::from);
-        let nanos = (due * down).div_ceil(up).saturating_sub(now);
-        let seconds = u64::try_from(nanos / SECOND).unwrap_or(u64::MAX);
-        Duration::new(seconds, u32::try_from(nanos % SECOND).unwrap_or(0))
     }
 }
 
@@ -164,50 +169,84 @@ fn rounded_down(up: u128, down: u128) -> (u128, u128) {
 
 /// Multiplication by a fraction `numerator / denominator`, exactly and without a division.
 ///
-/// A truncated reciprocal gives a first answer that is at most a little too low, and the exact
-/// remainder corrects it (T. Granlund, P. L. Montgomery, "Division by invariant integers using
-/// multiplication", 1994).
+/// A reciprocal that is rounded up gives the answer or 1 more, and just the answer for numbers that
+/// are not huge (T. Granlund, P. L. Montgomery, "Division by invariant integers using
+/// multiplication", 1994). So nothing has to wait for the remainder, which settles the others.
 #[derive(Clone, Debug)]
 struct Ratio {
     numerator: u64,
     denominator: u64,
-    /// The fraction x 2^(64 - `shift`), rounded down.
+    /// The fraction x 2^(64 - `shift`), rounded up.
     factor: u64,
+    /// The largest number for which that does not matter.
+    sure: u64,
     shift: u32,
 }
 
 impl Ratio {
-    /// A fraction below 2^`shift`, or 1, for numbers below 2^(64 - `shift`).
+    /// A fraction below 2^`shift`, for numbers below 2^(64 - `shift`).
     ///
     /// None where it is too large, or so fine that remainders would not fit 64 bits.
     fn new(numerator: u64, denominator: u64, shift: u32) -> Option<Self> {
         if denominator > LARGEST {
             return None;
         }
-        let factor = (u128::from(numerator) << (64 - shift)) / u128::from(denominator);
-        let one = 1 << 64;
+        let one = 1_u128 << (64 - shift);
+        let (up, down) = (u128::from(numerator), u128::from(denominator));
+        let factor = (up * one).div_ceil(down);
+        // A product is too large by number x excess / (one x denominator): by less than
+        // 1 / denominator, it stays below the next integer, and always it is by less than 1.
+        let excess = factor * down - up * one;
+        let sure = (one - 1).checked_div(excess).unwrap_or(one - 1);
         Some(Self {
             numerator,
             denominator,
-            factor: u64::try_from(if factor == one { one - 1 } else { factor }).ok()?,
+            factor: u64::try_from(factor).ok()?,
+            sure: u64::try_from(sure).ok()?,
             shift,
         })
     }
 
-    /// `number x fraction` rounded down, and whether nothing was lost.
+    /// `number x fraction` rounded down.
     #[inline]
-    fn floor(&self, number: u64) -> (u64, bool) {
+    fn floor(&self, number: u64) -> u64 {
         let product = u128::from(number << self.shift) * u128::from(self.factor);
-        let mut quotient = (product >> 64) as u64;
-        // At most 1 too low, so the remainder is below 2 x 2^63 and its lower 64 bits are all of it.
-        let mut rest = number
-            .wrapping_mul(self.numerator)
-            .wrapping_sub(quotient.wrapping_mul(self.denominator));
-        if rest >= self.denominator {
-            quotient += 1;
-            rest -= self.denominator;
+        let quotient = (product >> 64) as u64;
+        if number <= self.sure {
+            return quotient;
         }
-        (quotient, rest == 0)
+        self.corrected(number, quotient)
+    }
+
+    /// Whether the quotient of a number is all of `number x fraction`.
+    #[inline]
+    fn is_exact(&self, number: u64, quotient: u64) -> bool {
+        self.rest(number, quotient) == 0
+    }
+
+    /// The quotient, from one that may be 1 too high.
+    #[cold]
+    fn corrected(&self, number: u64, quotient: u64) -> u64 {
+        // What is below zero wraps to 2^63 or more.
+        quotient - u64::from(self.rest(number, quotient) >= self.denominator)
+    }
+
+    /// `number x fraction - quotient`, in parts of the denominator.
+    #[inline]
+    fn rest(&self, number: u64, quotient: u64) -> u64 {
+        let product = number.wrapping_mul(self.numerator);
+        product.wrapping_sub(quotient.wrapping_mul(self.denominator))
+    }
+
+    /// [`Bucket::wait`] by division, for buckets that take centuries to fill.
+    #[cold]
+    fn long_wait(&self, due: u64, now: u64) -> Duration {
+        const SECOND: u128 = 1_000_000_000;
+        let numbers = [due, self.numerator, self.denominator, now];
+        let [due, up, down, now] = numbers.map(u128::from);
+        let nanos = (due * down).div_ceil(up).saturating_sub(now);
+        let seconds = u64::try_from(nanos / SECOND).unwrap_or(u64::MAX);
+        Duration::new(seconds, u32::try_from(nanos % SECOND).unwrap_or(0))
     }
 }
 
@@ -230,17 +269,17 @@ mod tests {
             denominator in prop_oneof![1..1000_u64, 1..=LARGEST, LARGEST - 3..=LARGEST],
             numerator in prop_oneof![any::<u64>(), 0..4_u64],
         ) {
-            // Below 2 for half the numbers, up to 1 for all of them.
+            // Below 2 for half the numbers, below 1 for all of them.
             for (numerator, number, shift) in [
                 (u128::from(numerator) % (2 * u128::from(denominator)), number >> 1, 1),
-                (u128::from(numerator) % (u128::from(denominator) + 1), number, 0),
-                (u128::from(denominator), number, 0),
+                (u128::from(numerator % denominator), number, 0),
             ] {
                 let ratio = Ratio::new(u64::try_from(numerator)?, denominator, shift).unwrap();
                 let product = numerator * u128::from(number);
                 let exact = product % u128::from(denominator) == 0;
                 let quotient = u64::try_from(product / u128::from(denominator))?;
-                prop_assert_eq!(ratio.floor(number), (quotient, exact));
+                prop_assert_eq!(ratio.floor(number), quotient);
+                prop_assert_eq!(ratio.is_exact(number, quotient), exact);
             }
         }
     }
@@ -269,7 +308,7 @@ mod tests {
             let bucket = Bucket::new(&limit.burst(burst)).unwrap();
             let exact = |now| {
                 let reached = bucket.reached(now);
-                reached.floor == reached.ceil
+                reached.floor == reached.ceil()
             };
             for step in [0, 1, 2, 3, 999_999_937, MAX_NANOS / grain] {
                 assert!(exact(step * grain), "{rate} at {step} x {grain} ns");
@@ -282,7 +321,7 @@ mod tests {
     fn a_rate_too_fine_for_64_bits_is_rounded_down_by_less_than_a_unit_in_all_time() {
         let limit: Limit = "0.0123456789012345678/s".parse().unwrap();
         let bucket = Bucket::new(&limit.burst(crate::MAX_BURST)).unwrap();
-        assert_eq!(bucket.refill.denominator, LARGEST);
+        assert_eq!(bucket.refill.as_ref().unwrap().denominator, LARGEST);
         // 0.0123456789012345678 x (2^63 - 1) ns, in units of which a token has so many.
         let exact = BigInt::from(MAX_NANOS) * 123_456_789_012_345_678_u64 * bucket.token;
         let exact = exact / BigInt::from(10).pow(28);

@@ -1,12 +1,17 @@
 //! The limiter: names to buckets, and decisions.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a caller who asks a decision for one word need not have all of it in memory"
+)]
+
 use std::collections::HashSet;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use crate::bucket::Bucket;
 use crate::clock::{Clock, nanos};
-use crate::names::Names;
+use crate::names::{Names, same};
 use crate::store::memory::Cell;
 use crate::{ConfigError, Limit};
 
@@ -54,14 +59,14 @@ impl Limiter {
     }
 
     /// Decides now; never waits. A tool without a limit is admitted.
-    #[inline]
+    #[inline(always)]
     pub fn try_acquire(&self, call: &Call<'_>) -> Decision<'_> {
         let Some(limited) = self.candidate(call.tool) else {
             return Decision::UNRESTRICTED;
         };
         // The clock first: the names are compared while its answer is on its way.
         let now = self.clock.now();
-        if *limited.name != *call.tool {
+        if !same(&limited.name, call.tool) {
             return Decision::UNRESTRICTED;
         }
         limited.decide(now, call.cost)
@@ -83,12 +88,12 @@ impl Limiter {
             clock: &self.clock,
             limited: self
                 .candidate(name)
-                .filter(|limited| *limited.name == *name),
+                .filter(|limited| same(&limited.name, name)),
         }
     }
 
     /// The one limit that may have this name; the caller compares.
-    #[inline]
+    #[inline(always)]
     fn candidate(&self, name: &str) -> Option<&Limited> {
         self.names.candidate(name).map(|index| &self.limits[index])
     }
@@ -109,7 +114,7 @@ impl Limiter {
         self.limits.iter().map(move |limited| Level {
             name: &limited.name,
             limit: &limited.limit,
-            remaining: limited.cell.bucket.level(limited.cell.state(), now),
+            remaining: limited.level(now),
         })
     }
 }
@@ -251,7 +256,7 @@ impl<'a> Tool<'a> {
     }
 
     /// Decides now, as [`Limiter::try_acquire`] does.
-    #[inline]
+    #[inline(always)]
     pub fn try_acquire(&self, cost: NonZeroU64) -> Decision<'a> {
         match self.limited {
             Some(limited) => limited.decide(self.clock.now(), cost),
@@ -270,53 +275,54 @@ impl<'a> Tool<'a> {
 }
 
 impl Limited {
-    #[inline]
+    #[inline(always)]
     fn decide(&self, now: u64, cost: NonZeroU64) -> Decision<'_> {
         let bucket = &self.cell.bucket;
-        let Some(price) = bucket.price(cost.get()) else {
-            return self.reject(Reason::Cost, None, self.cell.state(), now);
+        let reached = bucket.reached(now);
+        let peek = |state| Peek {
+            bucket,
+            missing: reached.missing(state),
         };
-        match self.cell.draw(bucket.reached(now), price) {
+        let rejected = |reason, retry_after, state| {
+            Decision::Rejected(Rejection {
+                limit: &self.name,
+                reason,
+                retry_after,
+                level: peek(state),
+            })
+        };
+        let Some(price) = bucket.price(cost.get()) else {
+            return rejected(Reason::Cost, None, self.cell.state());
+        };
+        match self.cell.draw(reached, price) {
             Ok(state) => Decision::Admitted(Permit {
-                level: Some(Peek { bucket, state, now }),
+                level: Some(peek(state)),
             }),
             Err(state) => {
                 let wait = bucket.wait(state, now, price);
-                self.reject(Reason::Rate, Some(wait), state, now)
+                rejected(Reason::Rate, Some(wait), state)
             }
         }
     }
 
-    #[inline]
-    fn reject(
-        &self,
-        reason: Reason,
-        retry_after: Option<Duration>,
-        state: u64,
-        now: u64,
-    ) -> Decision<'_> {
+    /// The whole tokens in the bucket; changes nothing.
+    fn level(&self, now: u64) -> u64 {
         let bucket = &self.cell.bucket;
-        Decision::Rejected(Rejection {
-            limit: &self.name,
-            reason,
-            retry_after,
-            level: Peek { bucket, state, now },
-        })
+        bucket.level(bucket.reached(now).missing(self.cell.state()))
     }
 }
 
-/// A bucket as a decision saw it.
+/// A bucket as a decision saw it, and the units that it was then short of.
 #[derive(Clone, Copy, Debug)]
 struct Peek<'a> {
     bucket: &'a Bucket,
-    state: u64,
-    now: u64,
+    missing: u64,
 }
 
 impl Peek<'_> {
     #[inline]
     fn remaining(&self) -> u64 {
-        self.bucket.level(self.state, self.now)
+        self.bucket.level(self.missing)
     }
 }
 

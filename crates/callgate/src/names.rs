@@ -1,5 +1,10 @@
 //! Tool names to the places of their limits, for a set of names that never changes.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a name without a limit costs little more than the call"
+)]
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use rustc_hash::FxHasher;
@@ -35,7 +40,7 @@ impl Names {
     }
 
     /// The place of the name with this name's hash: no other name of the table can be equal to it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn candidate(&self, name: &str) -> Option<usize> {
         let hash = hash(self.seed, name);
         let mut place = start(hash);
@@ -47,6 +52,22 @@ impl Names {
             place += 1;
         }
     }
+}
+
+/// Whether two names are the same; those of 8 to 16 bytes, as most are, without calling `memcmp`.
+#[inline]
+pub(crate) fn same(one: &str, other: &str) -> bool {
+    let ends = |name: &str| {
+        let name = name.as_bytes();
+        Some((*name.first_chunk::<8>()?, *name.last_chunk::<8>()?))
+    };
+    if one.len() == other.len()
+        && one.len() <= 16
+        && let (Some(one), Some(other)) = (ends(one), ends(other))
+    {
+        return one == other;
+    }
+    one == other
 }
 
 /// The table under this seed, or none where two names share a hash.
@@ -67,7 +88,7 @@ fn fill(seed: u64, names: &[&str]) -> Option<Box<[Option<Slot>]>> {
     Some(slots)
 }
 
-#[inline]
+#[inline(always)]
 fn hash(seed: u64, name: &str) -> u64 {
     if seed > 0 {
         return slow_hash(seed, name);
@@ -113,5 +134,23 @@ mod tests {
             assert_eq!(table.candidate(name), Some(index), "{name}");
         }
         assert_eq!(table.candidate("a third"), None);
+    }
+
+    #[test]
+    fn names_are_the_same_only_byte_for_byte() {
+        let long = "abcdefghijklmnopqrstuvwxyz";
+        for length in 0..long.len() {
+            let name = &long[..length];
+            assert!(same(name, &name.to_owned()), "{name}");
+            assert!(!same(name, &long[..=length]), "{name} and longer");
+            for other in 0..length {
+                let mut bytes = name.as_bytes().to_vec();
+                bytes[other] = b'-';
+                assert!(
+                    !same(name, str::from_utf8(&bytes).unwrap()),
+                    "{name} at {other}"
+                );
+            }
+        }
     }
 }

@@ -31,7 +31,7 @@ impl Cell {
     ///
     /// The word is all that callers share, so no ordering beyond its own is needed.
     #[inline]
-    pub(crate) fn draw(&self, now: Reached, price: Price) -> Result<u64, u64> {
+    pub(crate) fn draw(&self, now: Reached<'_>, price: Price) -> Result<u64, u64> {
         let mut word = self.word.load(Ordering::Relaxed);
         while let Some(next) = Bucket::draw(word, now, price) {
             match self
