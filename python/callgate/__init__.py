@@ -11,8 +11,15 @@ Example:
     [True, True, False]
 """
 
+import os
+
+from callgate import _callgate
 from callgate._callgate import Decision, Limiter, LimitSnapshot, ToolRateLimit, __version__
 from callgate._errors import CallgateError, ConfigError, RateLimitExceeded, StoreError
+
+if hasattr(os, "register_at_fork"):
+    # A child counts what it decides itself: its parent goes on reporting what came before.
+    os.register_at_fork(after_in_child=_callgate.reset_decision_counts)
 
 __all__ = [
     "CallgateError",

@@ -10,6 +10,7 @@ __all__ = [
     "ToolRateLimit",
     "__version__",
     "decision_counts",
+    "reset_decision_counts",
     "restore_decision",
 ]
 
@@ -41,9 +42,13 @@ class ToolRateLimit:
         ToolRateLimit.parse('100/min', burst=5)
     """
 
-    def __new__(cls, requests_per_second: float, burst: SupportsIndex) -> ToolRateLimit: ...
+    def __new__(
+        cls, requests_per_second: float | SupportsIndex, burst: SupportsIndex
+    ) -> ToolRateLimit: ...
     @classmethod
-    def per_minute(cls, requests_per_minute: float, burst: SupportsIndex) -> ToolRateLimit:
+    def per_minute(
+        cls, requests_per_minute: float | SupportsIndex, burst: SupportsIndex
+    ) -> ToolRateLimit:
         """A limit of so many requests a minute.
 
         Args:
@@ -135,7 +140,13 @@ class Decision:
 
 @final
 class LimitSnapshot:
-    """A limit, and what its bucket holds."""
+    """A limit, and what its bucket holds.
+
+    Example:
+        >>> from callgate import Limiter, ToolRateLimit
+        >>> Limiter({"search": ToolRateLimit(1, burst=5)}).snapshot()["search"]
+        LimitSnapshot(limit=ToolRateLimit(requests_per_second=1, burst=5), remaining=5)
+    """
 
     @property
     def limit(self) -> ToolRateLimit:
@@ -215,6 +226,7 @@ class Limiter:
     def _admit(self, tool: str) -> Decision | None: ...
 
 def decision_counts() -> list[tuple[str, str, str, int]]: ...
+def reset_decision_counts() -> None: ...
 def restore_decision(
     tool: str,
     limit: str | None,

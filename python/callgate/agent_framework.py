@@ -81,8 +81,9 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 `RateLimitExceeded` (agent-framework-core 1.15 and later; the framework then
                 cancels the calls beside it). With ``"terminate"`` the tool loop ends with the
                 result that ``"result"`` gives. A callable (plain or async) is given the context
-                and the decision, and what it returns is the call's result; None keeps the usual
-                one.
+                and the decision, and what it returns is the call's result (a Content is put in a
+                list, as the framework needs it); None keeps what `context.result` then is, by
+                default the usual result.
             clock: The time in seconds, for tests; as in `Limiter`, and not beside one.
 
         Raises:

@@ -4,23 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use callgate::Reason;
+use callgate::{Decision, Reason};
 use pyo3::prelude::*;
 
-/// The counts of one tool under one limit.
-#[derive(Default)]
-pub(crate) struct Counts {
-    admitted: AtomicU64,
-    rejected_rate: AtomicU64,
-    rejected_cost: AtomicU64,
-}
+/// What decisions come to, apart from each other.
+const OUTCOMES: [&str; 3] = ["admitted", "rejected_rate", "rejected_cost"];
 
-/// The decisions that are counted apart.
-#[derive(Clone, Copy)]
-pub(crate) enum Outcome {
-    Admitted,
-    Rejected(Reason),
-}
+/// The counts of one tool under one limit, by outcome.
+#[derive(Default)]
+pub(crate) struct Counts([AtomicU64; OUTCOMES.len()]);
 
 impl Counts {
     /// The counts of this tool: of all limiters together, so that a metric never goes down when one is dropped.
@@ -29,13 +21,16 @@ impl Counts {
         Arc::clone(all.entry(tool.to_owned()).or_default())
     }
 
-    pub(crate) fn add(&self, outcome: Outcome) {
-        let count = match outcome {
-            Outcome::Admitted => &self.admitted,
-            Outcome::Rejected(Reason::Cost) => &self.rejected_cost,
-            Outcome::Rejected(_) => &self.rejected_rate,
+    pub(crate) fn add(&self, decision: &Decision<'_>) {
+        let Self([admitted, rejected_rate, rejected_cost]) = self;
+        let count = match decision {
+            Decision::Admitted(_) => admitted,
+            Decision::Rejected(rejection) if rejection.reason == Reason::Cost => rejected_cost,
+            Decision::Rejected(_) => rejected_rate,
         };
-        count.fetch_add(1, Ordering::Relaxed);
+        // Under the GIL nobody counts in between, and a locked addition costs as much as the decision.
+        let next = count.load(Ordering::Relaxed).wrapping_add(1);
+        count.store(next, Ordering::Relaxed);
     }
 }
 
@@ -46,22 +41,20 @@ static ALL: Mutex<BTreeMap<String, Arc<Counts>>> = Mutex::new(BTreeMap::new());
 #[pyfunction]
 pub(crate) fn decision_counts() -> Vec<(String, String, &'static str, u64)> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    all.iter()
-        .flat_map(|(tool, counts)| {
-            [
-                ("admitted", &counts.admitted),
-                ("rejected_rate", &counts.rejected_rate),
-                ("rejected_cost", &counts.rejected_cost),
-            ]
-            .map(|(outcome, count)| {
-                (
-                    tool.clone(),
-                    tool.clone(),
-                    outcome,
-                    count.load(Ordering::Relaxed),
-                )
-            })
+    let rows = all.iter().flat_map(|(tool, counts)| {
+        OUTCOMES.iter().zip(&counts.0).map(|(outcome, count)| {
+            let count = count.load(Ordering::Relaxed);
+            (tool.clone(), tool.clone(), *outcome, count)
         })
-        .filter(|(.., count)| *count > 0)
-        .collect()
+    });
+    rows.filter(|(.., count)| *count > 0).collect()
+}
+
+/// Begins again from zero: for a forked child, whose parent goes on counting what came before.
+#[pyfunction]
+pub(crate) fn reset_decision_counts() {
+    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    for count in all.values().flat_map(|counts| &counts.0) {
+        count.store(0, Ordering::Relaxed);
+    }
 }

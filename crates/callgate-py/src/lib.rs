@@ -17,7 +17,7 @@ use pyo3::types::PyType;
 #[pymodule]
 mod _callgate {
     #[pymodule_export]
-    use crate::counts::decision_counts;
+    use crate::counts::{decision_counts, reset_decision_counts};
     #[pymodule_export]
     use crate::decision::{Decision, restore_decision};
     #[pymodule_export]

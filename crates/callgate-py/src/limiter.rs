@@ -11,7 +11,7 @@ use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyString};
 
-use crate::counts::{Counts, Outcome};
+use crate::counts::Counts;
 use crate::decision::Decision;
 use crate::limit::{ToolRateLimit, whole};
 use crate::seconds::{nanos, seconds, seconds_until, signed};
@@ -43,6 +43,14 @@ pub(crate) struct LimitSnapshot {
     limit: Py<ToolRateLimit>,
     /// The whole tokens in the bucket.
     remaining: u64,
+}
+
+#[pymethods]
+impl LimitSnapshot {
+    fn __repr__(&self) -> String {
+        let limit = self.limit.get().__repr__();
+        format!("LimitSnapshot(limit={limit}, remaining={})", self.remaining)
+    }
 }
 
 #[pymethods]
@@ -165,10 +173,7 @@ impl Limiter {
             None => found.try_acquire(cost),
             Some(now) => found.try_acquire_at(cost, now.elapsed()),
         };
-        named.counts.add(match &decision {
-            Core::Admitted(_) => Outcome::Admitted,
-            Core::Rejected(rejection) => Outcome::Rejected(rejection.reason),
-        });
+        named.counts.add(&decision);
         Ok(Some(answer(Asked {
             named,
             decision,

@@ -141,7 +141,7 @@ mod tests {
         let long = "abcdefghijklmnopqrstuvwxyz";
         for length in 0..long.len() {
             let name = &long[..length];
-            assert!(same(name, &name.to_owned()), "{name}");
+            assert!(same(name, name), "{name}");
             assert!(!same(name, &long[..=length]), "{name} and longer");
             for other in 0..length {
                 let mut bytes = name.as_bytes().to_vec();

@@ -12,6 +12,7 @@ import threading
 import time
 
 from callgate import Limiter, ToolRateLimit
+from callgate._callgate import decision_counts
 
 DEADLINE = 10.0
 """Seconds after which a child counts as hung; it answers within milliseconds."""
@@ -28,10 +29,18 @@ REAL = Limiter({"busy": ToolRateLimit(1e9, 1), "search": ToolRateLimit.parse("1/
 
 
 def answer() -> list[list[bool]]:
-    """What a child finds: what was left in its parent's buckets, and then nothing more."""
+    """What a process finds: what is left in its buckets, and then nothing more."""
     return [
         [limiter.try_acquire("search").admitted for _ in range(4)] for limiter in (LIMITER, REAL)
     ]
+
+
+def in_child() -> dict[str, object]:
+    """What a child finds, and what it counts: its own decisions alone."""
+    before = decision_counts()
+    found = answer()
+    counts = [[outcome, count] for tool, _, outcome, count in decision_counts() if tool == "search"]
+    return {"before": before, "found": found, "counts": counts}
 
 
 def fork() -> str:
@@ -41,7 +50,7 @@ def fork() -> str:
     if child == 0:
         status = 1
         try:
-            os.write(writing, json.dumps(answer()).encode())
+            os.write(writing, json.dumps(in_child()).encode())
             status = 0
         finally:
             os._exit(status)
