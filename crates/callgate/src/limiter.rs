@@ -278,31 +278,34 @@ impl Limited {
     #[inline(always)]
     fn decide(&self, now: u64, cost: NonZeroU64) -> Decision<'_> {
         let bucket = &self.cell.bucket;
-        let reached = bucket.reached(now);
-        let peek = |state| Peek {
-            bucket,
-            missing: reached.missing(state),
-        };
-        let rejected = |reason, retry_after, state| {
-            Decision::Rejected(Rejection {
-                limit: &self.name,
-                reason,
-                retry_after,
-                level: peek(state),
-            })
-        };
         let Some(price) = bucket.price(cost.get()) else {
-            return rejected(Reason::Cost, None, self.cell.state());
+            let missing = bucket.reached(now).missing(self.cell.state());
+            return self.reject(Reason::Cost, None, Peek { bucket, missing });
         };
-        match self.cell.draw(reached, price) {
-            Ok(state) => Decision::Admitted(Permit {
-                level: Some(peek(state)),
-            }),
-            Err(state) => {
-                let wait = bucket.wait(state, now, price);
-                rejected(Reason::Rate, Some(wait), state)
-            }
+        let reached = bucket.reached(now);
+        let drawn = self.cell.draw(reached, price);
+        let (Ok(state) | Err(state)) = drawn;
+        let missing = reached.missing(state);
+        let level = Peek { bucket, missing };
+        match drawn {
+            Ok(_) => Decision::Admitted(Permit { level: Some(level) }),
+            Err(_) => self.reject(Reason::Rate, Some(bucket.wait(state, now, price)), level),
         }
+    }
+
+    #[inline]
+    fn reject<'a>(
+        &'a self,
+        reason: Reason,
+        retry_after: Option<Duration>,
+        level: Peek<'a>,
+    ) -> Decision<'a> {
+        Decision::Rejected(Rejection {
+            limit: &self.name,
+            reason,
+            retry_after,
+            level,
+        })
     }
 
     /// The whole tokens in the bucket; changes nothing.
