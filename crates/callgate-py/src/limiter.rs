@@ -216,7 +216,7 @@ impl Asked<'_> {
                 Some(rejection.remaining()),
                 rejection.retry_after.map(|wait| match self.now {
                     None => seconds(wait),
-                    Some(now) => seconds_until(now.reading, now.time.highest + signed(wait)),
+                    Some(now) => now.seconds_until(wait),
                 }),
             ),
         }
@@ -238,6 +238,17 @@ struct Now {
 impl Now {
     fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.time.elapsed)
+    }
+
+    /// The seconds from this reading on until the limiter's time has moved by `wait`.
+    fn seconds_until(&self, wait: Duration) -> f64 {
+        let target = self.time.highest + signed(wait);
+        if nanos(self.reading).is_some_and(|reading| reading <= self.time.highest) {
+            seconds_until(self.reading, target)
+        } else {
+            // Another thread saw the clock step back after this reading, which counts no more.
+            seconds(wait)
+        }
     }
 }
 

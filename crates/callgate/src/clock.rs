@@ -94,6 +94,8 @@ struct Marked {
     elapsed: u64,
     /// How many readings were taken in: tells whether one overtook another.
     count: u64,
+    /// How often the clock stepped back.
+    steps: u64,
 }
 
 /// What a reading came to.
@@ -114,37 +116,36 @@ impl HighWater {
             highest: first,
             elapsed: 0,
             count: 0,
+            steps: 0,
         }))
     }
 
     /// Reads the clock (in nanoseconds from any start) and says what time it is.
     ///
+    /// A reading that another one overtook may be old. It moves time on unless the clock was found to
+    /// have stepped back in the meantime, and is never taken for a step back itself.
+    ///
     /// # Errors
     /// What `read` fails with.
-    pub fn now<E>(&self, mut read: impl FnMut() -> Result<i128, E>) -> Result<Reading, E> {
-        loop {
-            // Nothing is locked while `read` runs: it is the user's code.
-            let before = self.lock().count;
-            let reading = read()?;
-            let mut marked = self.lock();
-            let step = reading.saturating_sub(marked.highest);
-            if step < -TOLERANCE && marked.count != before {
-                // A later reading came in first, so this one may be old and no step back: read again.
-                continue;
-            }
-            if step > 0 {
-                let step = u64::try_from(step).unwrap_or(u64::MAX);
-                marked.elapsed = marked.elapsed.saturating_add(step);
-            }
-            if !(-TOLERANCE..=0).contains(&step) {
-                marked.highest = reading;
-            }
-            marked.count += 1;
-            return Ok(Reading {
-                elapsed: marked.elapsed,
-                highest: marked.highest,
-            });
+    pub fn now<E>(&self, read: impl FnOnce() -> Result<i128, E>) -> Result<Reading, E> {
+        // Nothing is locked while `read` runs: it is the user's code, and may come here again.
+        let Marked { count, steps, .. } = *self.lock();
+        let reading = read()?;
+        let mut marked = self.lock();
+        let ahead = reading.saturating_sub(marked.highest);
+        if ahead > 0 && marked.steps == steps {
+            let ahead = u64::try_from(ahead).unwrap_or(u64::MAX);
+            marked.elapsed = marked.elapsed.saturating_add(ahead);
+            marked.highest = reading;
+        } else if ahead < -TOLERANCE && marked.count == count {
+            marked.highest = reading;
+            marked.steps += 1;
         }
+        marked.count += 1;
+        Ok(Reading {
+            elapsed: marked.elapsed,
+            highest: marked.highest,
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Marked> {
@@ -158,23 +159,35 @@ mod tests {
 
     const SECOND: i128 = 1_000_000_000;
 
+    /// What a caller finds who holds a reading while another one's comes in.
+    fn overtaken(mark: &HighWater, held: i128, by: i128) -> i128 {
+        let time = mark.now(|| {
+            mark.now(|| Ok::<_, ()>(by)).unwrap();
+            Ok::<_, ()>(held)
+        });
+        time.unwrap().elapsed.into()
+    }
+
     #[test]
-    fn a_reading_that_was_overtaken_is_no_step_back() {
+    fn an_old_reading_is_no_step_back() {
         let mark = HighWater::new(0);
-        let mut readings = [10 * SECOND, 3 * SECOND, 11 * SECOND].into_iter();
-        // While the first caller holds the reading "3 s", a second one takes "10 s" in.
-        let first = readings.next().unwrap();
-        let mut overtaken = false;
-        let time = mark
-            .now(|| {
-                if !overtaken {
-                    overtaken = true;
-                    mark.now(|| Ok::<_, ()>(first)).unwrap();
-                }
-                readings.next().ok_or(())
-            })
-            .unwrap();
-        assert_eq!(i128::from(time.elapsed), 11 * SECOND);
+        assert_eq!(overtaken(&mark, 3 * SECOND, 10 * SECOND), 10 * SECOND);
+        let next = mark.now(|| Ok::<_, ()>(11 * SECOND)).unwrap();
+        assert_eq!(i128::from(next.elapsed), 11 * SECOND);
+    }
+
+    #[test]
+    fn a_reading_from_before_a_step_back_does_not_undo_it() {
+        let mark = HighWater::new(1000 * SECOND);
+        assert_eq!(overtaken(&mark, 1001 * SECOND, 10 * SECOND), 0);
+        let next = mark.now(|| Ok::<_, ()>(11 * SECOND)).unwrap();
+        assert_eq!(i128::from(next.elapsed), SECOND);
+    }
+
+    #[test]
+    fn a_reading_that_overtakes_without_a_step_back_leaves_the_other_as_it_is() {
+        let mark = HighWater::new(0);
+        assert_eq!(overtaken(&mark, 5 * SECOND, 4 * SECOND), 5 * SECOND);
     }
 
     #[test]
