@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from callgate import Limiter, ToolRateLimit
+from callgate import Decision, Limiter, ToolRateLimit
 
 from .clocks import FakeClock
 from .running import run_program
@@ -93,6 +93,33 @@ def test_a_clock_that_stops_to_let_others_run_still_admits_the_burst_exactly() -
         return sum(limiter.try_acquire("search").admitted for _ in range(1000))
 
     assert hammer(ask) == 100
+
+
+def test_a_reading_from_before_a_step_back_does_not_undo_it() -> None:
+    now = [1000.0]
+    reading, go_on = threading.Event(), threading.Event()
+
+    def clock() -> float:
+        time = now[0]
+        if threading.current_thread() is held:
+            reading.set()
+            assert go_on.wait(10)
+        return time
+
+    found: list[Decision] = []
+    held = threading.Thread(target=lambda: found.append(limiter.try_acquire("search")))
+    limiter = Limiter({"search": ToolRateLimit(1, 2)}, clock=clock)
+    assert [limiter.try_acquire("search").admitted for _ in range(3)] == [True, True, False]
+    held.start()
+    assert reading.wait(10)
+    now[0] = 0.0
+    assert not limiter.try_acquire("search")
+    go_on.set()
+    held.join()
+    assert [decision.retry_after for decision in found] == [1.0]
+    assert not limiter.try_acquire("search")
+    now[0] = 1.0
+    assert [limiter.try_acquire("search").admitted for _ in range(2)] == [True, False]
 
 
 fork = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
