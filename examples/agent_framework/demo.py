@@ -48,14 +48,16 @@ async def main() -> None:
         "lookup_customer": ToolRateLimit(requests_per_second=2, burst=2),
         "get_payment_status": ToolRateLimit(requests_per_second=1, burst=1),
     })
+    client = OfflineChatClient(calls("first"), "done", calls("second"), "done")
     agent = Agent(
-        client=OfflineChatClient(calls("first"), "done", calls("second"), "done"),
+        client=client,
         tools=[lookup_customer, get_payment_status],
         middleware=[rate_limiter],
     )
 
     print("The model asks for five calls in one turn.")
     show(await agent.run("How are our customers doing?"))
+    print(f"  Of the third call the model reads: {told(client, 'first-3')}")
 
     print("\nA second later the buckets have refilled:")
     await asyncio.sleep(1)
@@ -78,6 +80,15 @@ def show(response: AgentResponse) -> None:
                 f"  {result.call_id:9} rejected  {rejection['tool']}: "
                 f"retry after {rejection['retry_after']:.3f} s"
             )
+
+
+def told(client: OfflineChatClient, call_id: str) -> str | None:
+    """What the model was last sent as the result of a call."""
+    for message in client.requests[-1]:
+        for content in message.contents:
+            if content.type == "function_result" and content.call_id == call_id:
+                return str(content.result)
+    return None
 
 
 def results(response: AgentResponse) -> Sequence[Content]:
