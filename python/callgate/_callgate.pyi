@@ -169,8 +169,10 @@ class Limiter:
         clock: A callable that returns the time in seconds as a float, as `time.monotonic` does;
             for tests that move time. Readings count in whole nanoseconds. One that is up to 2 s
             below the highest so far counts as the highest; after a larger step back, time goes on
-            from the new reading, and nothing is gained or lost by the step. By default the
-            operating system's monotonic clock, which need not count the time asleep.
+            from the new reading, and nothing is gained or lost by the step. A reading 2^63 ns (292
+            years) or more from the first is refused. By default the operating system's monotonic
+            clock, which need not count the time asleep. (Do not leave a daemon thread inside a
+            clock of your own when the interpreter exits: that can abort the process.)
 
     Raises:
         ConfigError: If a limit or the clock is not what it should be.

@@ -78,7 +78,7 @@ def _seconds(seconds: float) -> str:
     """Rounds up to whole milliseconds, and from ten seconds on to whole seconds."""
     places = 3 if seconds < 10 else 0
     # A tenth of a nanosecond less, so that 0.1 + 0.2 is not rounded up to 0.301.
-    rounded = math.ceil(seconds * 10**places - 1e-7) / 10**places
+    rounded = math.ceil((seconds - 1e-10) * 10**places) / 10**places
     return (
         "1 second"
         if rounded == 1

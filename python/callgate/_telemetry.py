@@ -7,6 +7,7 @@ the application sets later is found all the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from opentelemetry import metrics, trace
@@ -14,6 +15,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from callgate._callgate import Decision, __version__, decision_counts
 
+_logger = logging.getLogger("callgate")
 _tracer = trace.get_tracer("callgate", __version__)
 
 
@@ -46,4 +48,8 @@ def record_rejection(decision: Decision, call_id: str | None) -> None:
         attributes["gen_ai.tool.call.id"] = call_id
     if decision.retry_after is not None:
         attributes["callgate.retry_after"] = decision.retry_after
-    _tracer.start_span("callgate.rejected", attributes=attributes).end()
+    try:
+        _tracer.start_span("callgate.rejected", attributes=attributes).end()
+    except Exception:
+        # The application's samplers and processors run in there; what they do is not the call's fault.
+        _logger.exception("The span of a rejected call could not be recorded")

@@ -51,9 +51,6 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
     A token is spent when a call is admitted, whatever becomes of the call, and nothing is locked
     or held while the tool runs.
 
-    Attributes:
-        limiter: The limiter that decides.
-
     Example:
         >>> from callgate import Limiter, ToolRateLimit
         >>> from callgate.agent_framework import ToolRateLimitMiddleware
@@ -93,18 +90,25 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             limits = Limiter(limits, clock=clock)
         elif clock is not None:
             raise ConfigError("clock must be given to the Limiter where one is shared, got both")
-        if on_rejected not in ("result", "raise", "terminate") and not callable(on_rejected):
+        form = on_rejected if isinstance(on_rejected, str) else "call"
+        if form not in ("result", "raise", "terminate") and not callable(on_rejected):
             raise ConfigError(
                 f"on_rejected must be 'result', 'raise', 'terminate' or a callable, got {on_rejected!r}"
             )
-        if on_rejected == "raise" and not hasattr(agent_framework, "MiddlewareFailure"):
+        if form == "raise" and not hasattr(agent_framework, "MiddlewareFailure"):
             raise ConfigError(
                 "on_rejected must be 'result', 'terminate' or a callable with agent-framework-core below 1.15, "
                 "got 'raise'"
             )
-        self.limiter = limits
+        self._limiter = limits
         self._admit = limits._admit
+        self._form = form
         self._on_rejected = on_rejected
+
+    @property
+    def limiter(self) -> Limiter:
+        """The limiter that decides."""
+        return self._limiter
 
     async def process(
         self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]
@@ -117,6 +121,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         """
         rejected = self._admit(context.function.name)
         if rejected is None:
+            # Of an earlier attempt, where middleware around this one retries.
+            context.metadata.pop("rate_limit", None)
             await call_next()
         else:
             await self._reject(context, rejected)
@@ -125,11 +131,11 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         record_rejection(decision, context.metadata.get("call_id"))
         context.metadata["rate_limit"] = decision
         message = describe(decision)
-        if self._on_rejected == "raise":
+        if self._form == "raise":
             raise agent_framework.MiddlewareFailure(message) from RateLimitExceeded(decision)
         # A list, since the framework turns a bare Content into text and drops its properties.
         context.result = [_content(message, decision)]
-        if self._on_rejected == "terminate":
+        if self._form == "terminate":
             raise MiddlewareTermination(message, result=context.result)
         if callable(self._on_rejected):
             result = self._on_rejected(context, decision)

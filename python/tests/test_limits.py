@@ -30,7 +30,7 @@ from callgate._errors import _seconds
 from .clocks import FakeClock
 
 OUT_OF_RANGE = "must be from 1 per 366 days to 1,000,000,000 per second, got"
-NO_NUMBER = "must be a number, from 1 per 366 days to 1,000,000,000 per second, got"
+NO_NUMBER = "must be an int or a float, from 1 per 366 days to 1,000,000,000 per second, got"
 NO_BURST = "burst must be a whole number from 1 to 4,294,967,295, got"
 NO_RATE = "rate must be N/s, N/min, N/h or N/day with N a number, such as '300/min' or '0.5/s', got"
 LARGEST_BURST = 2**32 - 1
@@ -160,7 +160,7 @@ def test_r01_a_written_rate_out_of_range_is_refused(rate: str) -> None:
     assert refusal(lambda: ToolRateLimit.parse(rate, 1)) == f"rate {OUT_OF_RANGE} {rate!r}"
 
 
-@pytest.mark.parametrize("rate", [300, 300.0, None, True, b"300/min", "\ud800/s"], ids=ascii)
+@pytest.mark.parametrize("rate", [300, 300.0, None, True, b"300/min"], ids=ascii)
 def test_a_written_rate_that_is_no_text_is_refused(rate: Any) -> None:
     expected = f"rate must be a string such as '300/min' or '0.5/s', got {rate!r}"
     assert refusal(lambda: ToolRateLimit.parse(rate, 1)) == expected

@@ -10,6 +10,7 @@ mod limit;
 mod limiter;
 mod seconds;
 
+use pyo3::exceptions::{PyException, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -38,15 +39,32 @@ fn config_error(py: Python<'_>, message: String) -> PyErr {
     }
 }
 
-/// How a refused value is shown: its `repr`, cut where it is long.
-fn shown(value: &Bound<'_, PyAny>) -> String {
+/// A `ConfigError` for a value that is not what it must be; shows the value, cut where it is long.
+fn refusal(value: &Bound<'_, PyAny>, must: &str) -> PyErr {
     const LONGEST: usize = 80;
-    let Ok(repr) = value.repr() else {
-        return format!("a {}", value.get_type());
+    let shown = match value.repr() {
+        Ok(repr) => repr.to_string_lossy().into_owned(),
+        Err(error) if error.is_instance_of::<PyException>(value.py()) => {
+            format!("a {}", value.get_type())
+        }
+        Err(error) => return error,
     };
-    let text = repr.to_string_lossy();
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.into_owned(),
+    let end = shown.char_indices().nth(LONGEST);
+    let shown = end.map_or(shown.clone(), |(end, _)| format!("{}…", &shown[..end]));
+    config_error(value.py(), format!("{must}, got {shown}"))
+}
+
+/// None where Python found a value to be of the wrong kind; any other error (Ctrl-C, say) is passed on.
+fn of_kind<T>(py: Python<'_>, found: PyResult<T>) -> PyResult<Option<T>> {
+    match found {
+        Ok(value) => Ok(Some(value)),
+        Err(error)
+            if error.is_instance_of::<PyTypeError>(py)
+                || error.is_instance_of::<PyValueError>(py)
+                || error.is_instance_of::<PyOverflowError>(py) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }

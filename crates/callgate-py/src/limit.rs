@@ -2,9 +2,10 @@
 
 use callgate::{ConfigError, Count, Limit, MAX_BURST};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyType};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyFloat, PyInt, PyString, PyType};
 
-use crate::{config_error, shown};
+use crate::{of_kind, refusal};
 
 /// A tool's rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
 ///
@@ -48,17 +49,13 @@ impl ToolRateLimit {
         rate: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let parsed = rate
-            .extract::<String>()
-            .ok()
-            .map(|text| text.parse::<Limit>());
-        match parsed {
-            Some(Ok(limit)) => with_burst(limit, burst),
-            Some(Err(error)) => Err(refused(&error, "rate", rate)),
-            None => {
-                let allowed = "a string such as '300/min' or '0.5/s'";
-                Err(refusal(rate, "rate", allowed))
-            }
+        let Ok(text) = rate.cast::<PyString>() else {
+            let must = "rate must be a string such as '300/min' or '0.5/s'";
+            return Err(refusal(rate, must));
+        };
+        match text.to_string_lossy().parse::<Limit>() {
+            Ok(limit) => with_burst(limit, burst),
+            Err(error) => Err(refused(&error, "rate", rate)),
         }
     }
 
@@ -115,20 +112,17 @@ fn counted(
     burst: &Bound<'_, PyAny>,
     limit: impl Fn(Count) -> Limit,
 ) -> PyResult<ToolRateLimit> {
-    let number = if count.is_instance_of::<PyBool>() {
-        None
-    } else if let Ok(float) = count.cast::<PyFloat>() {
-        Some(Count::from(float.value()))
-    } else {
-        // What has no `__index__` is no number, and what does not fit is out of range.
-        match count.call_method0("__index__") {
-            Ok(whole) => Some(whole.extract::<u64>().map_or(Count::from(-1), Count::from)),
-            Err(_) => None,
-        }
+    let number = match count.cast::<PyFloat>() {
+        Ok(float) => Some(Count::from(float.value())),
+        // What does not fit 64 bits is out of range whatever it is.
+        Err(_) => integer(count)?.map(|whole| match whole.extract::<u64>() {
+            Ok(whole) => Count::from(whole),
+            Err(_) => Count::from(-1),
+        }),
     };
     let Some(number) = number else {
-        let allowed = "a number, from 1 per 366 days to 1,000,000,000 per second";
-        return Err(refusal(count, field, allowed));
+        let must = "must be an int or a float, from 1 per 366 days to 1,000,000,000 per second";
+        return Err(refusal(count, &format!("{field} {must}")));
     };
     let limit = limit(number);
     match limit.rate() {
@@ -138,37 +132,38 @@ fn counted(
 }
 
 fn with_burst(limit: Limit, burst: &Bound<'_, PyAny>) -> PyResult<ToolRateLimit> {
-    match whole(burst).filter(|&tokens| tokens <= MAX_BURST) {
-        Some(tokens) => Ok(ToolRateLimit {
-            limit: limit.burst(tokens),
-        }),
-        None => Err(refusal(
-            burst,
-            "burst",
-            "a whole number from 1 to 4,294,967,295",
-        )),
-    }
+    let must = "burst must be a whole number from 1 to 4,294,967,295";
+    let tokens = whole(burst)?.filter(|&tokens| tokens <= MAX_BURST);
+    let tokens = tokens.ok_or_else(|| refusal(burst, must))?;
+    let limit = limit.burst(tokens);
+    Ok(ToolRateLimit { limit })
 }
 
 /// A whole number of at least 1; one that is too large for 64 bits counts as the largest.
-pub(crate) fn whole(value: &Bound<'_, PyAny>) -> Option<u64> {
-    if value.is_instance_of::<PyBool>() {
-        return None;
-    }
-    let index = value.call_method0("__index__").ok()?;
-    match index.extract::<u64>() {
+pub(crate) fn whole(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    let Some(number) = integer(value)? else {
+        return Ok(None);
+    };
+    Ok(match number.extract::<u64>() {
         Ok(number) => Some(number).filter(|&number| number > 0),
-        Err(_) => index.gt(0).ok()?.then_some(u64::MAX),
+        Err(_) => number.gt(0)?.then_some(u64::MAX),
+    })
+}
+
+/// The integer that a value stands for, if it does; a bool does not.
+fn integer<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyInt>>> {
+    static INDEX: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if value.is_instance_of::<PyBool>() {
+        return Ok(None);
     }
+    if let Ok(integer) = value.cast::<PyInt>() {
+        return Ok(Some(integer.clone()));
+    }
+    let index = INDEX.import(value.py(), "operator", "index")?;
+    let index = of_kind(value.py(), index.call1((value,)))?;
+    Ok(index.and_then(|index| index.cast_into().ok()))
 }
 
 fn refused(error: &ConfigError, field: &str, value: &Bound<'_, PyAny>) -> PyErr {
-    refusal(value, field, error.allowed())
-}
-
-fn refusal(value: &Bound<'_, PyAny>, field: &str, allowed: &str) -> PyErr {
-    config_error(
-        value.py(),
-        format!("{field} must be {allowed}, got {}", shown(value)),
-    )
+    refusal(value, &format!("{field} must be {}", error.allowed()))
 }

@@ -15,7 +15,7 @@ use crate::counts::Counts;
 use crate::decision::Decision;
 use crate::limit::{ToolRateLimit, whole};
 use crate::seconds::{nanos, seconds, seconds_until, signed};
-use crate::{config_error, shown};
+use crate::{config_error, of_kind, refusal};
 
 /// Decides whether a tool's call may run now.
 ///
@@ -63,7 +63,10 @@ impl Limiter {
         let mut names = Vec::new();
         for (name, limit) in pairs(limits)? {
             let (name, limit) = named_limit(&name, &limit)?;
-            builder = builder.limit(utf8(&name)?, limit);
+            let text = name
+                .to_str()
+                .map_err(|_| refusal(&name, "a tool's name must be valid Unicode"))?;
+            builder = builder.limit(text, limit);
             names.push(name.unbind());
         }
         let core = builder
@@ -161,7 +164,11 @@ impl Limiter {
         cost: NonZeroU64,
         answer: impl FnOnce(Asked<'_>) -> T,
     ) -> PyResult<Option<T>> {
-        let found = self.core.tool(utf8(tool)?);
+        // What is no valid Unicode cannot have been given a limit.
+        let Ok(name) = tool.to_str() else {
+            return Ok(None);
+        };
+        let found = self.core.tool(name);
         let Some(named) = found.index().and_then(|index| self.limits.get(index)) else {
             return Ok(None);
         };
@@ -226,6 +233,8 @@ impl Asked<'_> {
 /// An injected clock.
 struct Clock {
     read: Py<PyAny>,
+    /// Its first reading, in nanoseconds.
+    first: i128,
     mark: HighWater,
 }
 
@@ -255,15 +264,13 @@ impl Now {
 impl Clock {
     fn new(read: Bound<'_, PyAny>) -> PyResult<Self> {
         if !read.is_callable() {
-            let message = format!(
-                "clock must be a callable that returns seconds as a float, got {}",
-                shown(&read)
-            );
-            return Err(config_error(read.py(), message));
+            let must = "clock must be a callable that returns seconds as a float";
+            return Err(refusal(&read, must));
         }
-        let (_, first) = reading(&read)?;
+        let (_, first) = reading(&read, None)?;
         Ok(Self {
             mark: HighWater::new(first),
+            first,
             read: read.unbind(),
         })
     }
@@ -271,7 +278,7 @@ impl Clock {
     fn now(&self, py: Python<'_>) -> PyResult<Now> {
         let mut seconds = f64::NAN;
         let time = self.mark.now(|| {
-            let (float, nanos) = reading(self.read.bind(py))?;
+            let (float, nanos) = reading(self.read.bind(py), Some(self.first))?;
             seconds = float;
             Ok::<_, PyErr>(nanos)
         })?;
@@ -283,26 +290,29 @@ impl Clock {
 }
 
 /// One reading of an injected clock, in seconds and in nanoseconds.
-fn reading(clock: &Bound<'_, PyAny>) -> PyResult<(f64, i128)> {
+///
+/// One that is further from the first than a limiter's time reaches would stop that time for good: it
+/// is refused, and most likely in another unit.
+fn reading(clock: &Bound<'_, PyAny>, first: Option<i128>) -> PyResult<(f64, i128)> {
     let answer = clock.call0()?;
-    let seconds = answer.extract::<f64>().unwrap_or(f64::NAN);
-    nanos(seconds).map(|nanos| (seconds, nanos)).ok_or_else(|| {
-        let message = format!(
-            "clock must return seconds as a finite float, got {}",
-            shown(&answer)
-        );
-        config_error(clock.py(), message)
-    })
+    let seconds = of_kind(clock.py(), answer.extract::<f64>())?;
+    let Some((seconds, nanos)) = seconds.and_then(|seconds| Some((seconds, nanos(seconds)?)))
+    else {
+        let must = "clock must return seconds as a finite float";
+        return Err(refusal(&answer, must));
+    };
+    if first.is_some_and(|first| nanos.abs_diff(first) >= 1 << 63) {
+        let must = "clock must return seconds, within 2^63 ns (292 years) of its first reading";
+        return Err(refusal(&answer, must));
+    }
+    Ok((seconds, nanos))
 }
 
 /// The entries of a mapping, whatever kind it is.
 fn pairs<'py>(limits: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
     let Ok(mapping) = limits.cast::<PyMapping>() else {
-        let message = format!(
-            "limits must be a mapping of tool names to ToolRateLimit, got {}",
-            shown(limits)
-        );
-        return Err(config_error(limits.py(), message));
+        let must = "limits must be a mapping of tool names to ToolRateLimit";
+        return Err(refusal(limits, must));
     };
     mapping.items()?.iter().map(|pair| pair.extract()).collect()
 }
@@ -316,22 +326,17 @@ fn named_limit<'py>(
     if let Ok(limit) = limit.cast::<ToolRateLimit>() {
         return Ok((name.clone(), limit.get().limit.clone()));
     }
-    let message = format!(
-        "limit '{}' must be a ToolRateLimit, got {}",
-        name.to_string_lossy(),
-        shown(limit)
-    );
-    Err(config_error(name.py(), message))
+    let must = format!("limit '{}' must be a ToolRateLimit", name.to_string_lossy());
+    Err(refusal(limit, &must))
 }
 
 fn tokens(tool: &Bound<'_, PyString>, cost: &Bound<'_, PyAny>) -> PyResult<NonZeroU64> {
-    whole(cost).and_then(NonZeroU64::new).ok_or_else(|| {
-        let message = format!(
-            "tool '{}': cost must be a whole number of at least 1, got {}",
-            tool.to_string_lossy(),
-            shown(cost)
+    whole(cost)?.and_then(NonZeroU64::new).ok_or_else(|| {
+        let must = format!(
+            "tool '{}': cost must be a whole number of at least 1",
+            tool.to_string_lossy()
         );
-        config_error(tool.py(), message)
+        refusal(cost, &must)
     })
 }
 
@@ -339,16 +344,9 @@ fn tokens(tool: &Bound<'_, PyString>, cost: &Bound<'_, PyAny>) -> PyResult<NonZe
 #[inline]
 fn named<'a, 'py>(tool: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyString>> {
     tool.cast().map_err(|_| {
-        let message = format!("tool must be a tool's name (str), got {}", shown(tool));
-        config_error(tool.py(), message)
-    })
-}
-
-/// A tool's name as the core takes it; lone surrogates have no place in one.
-#[inline]
-fn utf8<'a>(tool: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
-    tool.to_str().map_err(|_| {
-        let message = format!("a tool's name must be valid Unicode, got {}", shown(tool));
-        config_error(tool.py(), message)
+        refusal(
+            tool,
+            "tool must be a tool's name (a str, such as its .name)",
+        )
     })
 }

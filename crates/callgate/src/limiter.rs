@@ -194,14 +194,14 @@ impl LimiterBuilder {
     }
 }
 
-/// A pattern that were taken for a name would limit nothing, and nobody would see it.
+/// What no tool is called would limit nothing, and nobody would see it.
 fn check_name(name: &str) -> Result<(), ConfigError> {
-    if !name.is_empty() && !name.contains(['*', '?', '[']) {
+    if !name.is_empty() && name.trim() == name && !name.contains(['*', '?', '[']) {
         return Ok(());
     }
     Err(ConfigError::new(
         "name",
-        "the exact name of a tool, not empty and without *, ? or [",
+        "the exact name of a tool, without spaces around it and without *, ? or [",
         format!("'{}'", name.escape_debug()),
     ))
 }

@@ -172,6 +172,32 @@ async def test_middleware_that_retries_around_it_is_charged_for_each_attempt(
     assert set(rejections(last_results(client))) == {"c1"}
 
 
+async def test_an_attempt_that_is_admitted_leaves_no_rejection_behind(clock: FakeClock) -> None:
+    seen: list[bool] = []
+
+    @function_middleware
+    async def retry_later(context: FunctionInvocationContext, call_next: Any) -> None:
+        await call_next()
+        seen.append("rate_limit" in context.metadata)
+        clock.advance(1)
+        await call_next()
+        seen.append("rate_limit" in context.metadata)
+
+    lookup = recorded()
+    limiter = ToolRateLimitMiddleware(limits(burst=1), clock=clock)
+    assert limiter.limiter.try_acquire("lookup")
+    client = OfflineChatClient(calls("lookup", 1), "done")
+    await run(agent_of(client, lookup, middleware=[retry_later, limiter]))
+    assert lookup.started == ["c1"]
+    assert seen == [True, False]
+
+
+def test_its_limiter_cannot_be_swapped(clock: FakeClock) -> None:
+    limiter = ToolRateLimitMiddleware(limits(), clock=clock)
+    with pytest.raises(AttributeError):
+        limiter.limiter = Limiter({})  # type: ignore[misc]
+
+
 async def test_middleware_may_replace_what_a_rejection_says(clock: FakeClock) -> None:
     @function_middleware
     async def replace(context: FunctionInvocationContext, call_next: Any) -> None:

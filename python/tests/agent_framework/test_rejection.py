@@ -393,7 +393,7 @@ def test_an_unknown_form_is_refused(on_rejected: Any) -> None:
         (
             (limits(tool="crm_*"),),
             {},
-            "name must be the exact name of a tool, not empty and without *, ? or [, got 'crm_*'",
+            "name must be the exact name of a tool, without spaces around it and without *, ? or [, got 'crm_*'",
         ),
         (
             (limits(),),

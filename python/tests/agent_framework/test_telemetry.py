@@ -15,9 +15,21 @@ from typing import Any
 import agent_framework
 import pytest
 from agent_framework import FunctionInvocationContext
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 
+from callgate import _telemetry
 from callgate.agent_framework import ToolRateLimitMiddleware
-from tests.agent_framework.scripted import limits, recorded
+from tests.agent_framework.scripted import (
+    OfflineChatClient,
+    agent_of,
+    calls,
+    last_results,
+    limits,
+    recorded,
+    rejections,
+    run,
+)
 from tests.clocks import FakeClock
 from tests.running import run_program
 
@@ -118,3 +130,37 @@ def test_a_rejection_is_a_span_where_the_call_that_ran_has_one(form: str, way: s
     else:
         # In streams, 1.0.0 puts no span at all under the agent's, not even its tools' own.
         assert rejected["parent"] is None
+
+
+class Broken(SpanProcessor):
+    """A processor that fails, at the start of a span or at its end."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        if self.where == "start":
+            raise RuntimeError(self.where)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self.where == "end":
+            raise RuntimeError(self.where)
+
+
+@pytest.mark.parametrize("where", ["start", "end"])
+async def test_a_broken_span_processor_changes_no_rejection(
+    where: str,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Broken(where))
+    monkeypatch.setattr(_telemetry, "_tracer", provider.get_tracer("callgate"))
+    lookup = recorded()
+    limiter = ToolRateLimitMiddleware(limits(), clock=clock)
+    client = OfflineChatClient(calls("lookup", 2), "done")
+    await run(agent_of(client, lookup, middleware=[limiter]))
+    assert lookup.started == ["c1"]
+    assert set(rejections(last_results(client))) == {"c2"}
+    assert "The span of a rejected call could not be recorded" in caplog.text
