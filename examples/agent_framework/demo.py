@@ -10,6 +10,7 @@ Runs offline, with a scripted model: python examples/agent_framework/demo.py
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -78,7 +79,7 @@ def show(response: AgentResponse) -> None:
         else:
             print(
                 f"  {result.call_id:9} rejected  {rejection['tool']}: "
-                f"retry after {rejection['retry_after']:.3f} s"
+                f"retry after {math.ceil(rejection['retry_after'] * 1000) / 1000:.3f} s"
             )
 
 

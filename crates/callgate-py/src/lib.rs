@@ -1,7 +1,7 @@
 //! The extension module `callgate._callgate`: the core's types for Python, and nothing else.
 //!
-//! Everything here runs with the GIL held and never lets go of it, other than to call an injected
-//! clock: a decision is far shorter than handing the GIL over, and a lock that is only ever held
+//! Everything here runs with the GIL held and never lets go of it, other than to run what a value or
+//! an injected clock brings along: a decision is far shorter than handing the GIL over, and a lock that is only ever held
 //! under the GIL cannot be held by another thread when a process forks.
 
 mod counts;
@@ -42,15 +42,17 @@ fn config_error(py: Python<'_>, message: String) -> PyErr {
 /// A `ConfigError` for a value that is not what it must be; shows the value, cut where it is long.
 fn refusal(value: &Bound<'_, PyAny>, must: &str) -> PyErr {
     const LONGEST: usize = 80;
-    let shown = match value.repr() {
+    let mut shown = match value.repr() {
         Ok(repr) => repr.to_string_lossy().into_owned(),
         Err(error) if error.is_instance_of::<PyException>(value.py()) => {
             format!("a {}", value.get_type())
         }
         Err(error) => return error,
     };
-    let end = shown.char_indices().nth(LONGEST);
-    let shown = end.map_or(shown.clone(), |(end, _)| format!("{}…", &shown[..end]));
+    if let Some((end, _)) = shown.char_indices().nth(LONGEST) {
+        shown.truncate(end);
+        shown.push('…');
+    }
     config_error(value.py(), format!("{must}, got {shown}"))
 }
 

@@ -6,6 +6,7 @@
 )]
 
 use std::collections::HashSet;
+use std::fmt;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
@@ -138,8 +139,8 @@ pub struct LimiterBuilder {
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
 }
 
-impl std::fmt::Debug for LimiterBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for LimiterBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LimiterBuilder")
             .field("limits", &self.limits)
             .finish_non_exhaustive()
@@ -316,7 +317,7 @@ impl Limited {
 }
 
 /// A bucket as a decision saw it, and the units that it was then short of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Peek<'a> {
     bucket: &'a Bucket,
     missing: u64,
@@ -326,6 +327,12 @@ impl Peek<'_> {
     #[inline]
     fn remaining(&self) -> u64 {
         self.bucket.level(self.missing)
+    }
+}
+
+impl fmt::Debug for Peek<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.remaining())
     }
 }
 

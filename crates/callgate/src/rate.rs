@@ -36,7 +36,7 @@ const UNITS: [(&str, &str, u64); 4] = [
 /// assert_eq!(rate.to_string(), "5/s");
 /// # Ok::<(), callgate::ConfigError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
     tokens: u64,
     nanos: u128,
@@ -126,6 +126,12 @@ impl fmt::Display for Rate {
             Some((count, unit)) => write!(f, "{count}/{unit}"),
             None => write!(f, "{}/{}ns", self.tokens, self.nanos),
         }
+    }
+}
+
+impl fmt::Debug for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rate({self})")
     }
 }
 

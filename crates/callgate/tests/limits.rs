@@ -3,7 +3,9 @@
 
 mod common;
 
-use callgate::{Limit, Limiter, MAX_BURST, Rate};
+use std::time::Duration;
+
+use callgate::{Call, Limit, Limiter, MAX_BURST, Rate};
 use common::{UNITS, config, exact_rate, in_range, limits, log_uniform};
 use num_rational::BigRational;
 use proptest::prelude::*;
@@ -143,6 +145,22 @@ fn the_range_of_rates_is_exact_at_both_ends() {
         assert!(good.parse::<Rate>().is_ok(), "{good}");
         assert!(bad.parse::<Rate>().is_err(), "{bad}");
     }
+}
+
+#[test]
+fn debug_output_says_what_a_user_wrote_and_not_how_it_is_kept() {
+    let limit = Limit::per_minute(100).burst(2);
+    assert_eq!(
+        format!("{limit:?}"),
+        "Limit { rate: Ok(Rate(100/min)), burst: 2 }"
+    );
+    let limiter = Limiter::builder().limit("tool", limit);
+    let limiter = limiter.build().expect("a limit in range");
+    let decision = limiter.try_acquire_at(&Call::new("tool"), Duration::ZERO);
+    assert_eq!(
+        format!("{decision:?}"),
+        "Admitted(Permit { level: Some(1 tokens) })"
+    );
 }
 
 #[test]
