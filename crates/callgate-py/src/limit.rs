@@ -1,6 +1,6 @@
 //! `ToolRateLimit`.
 
-use callgate::{ConfigError, Count, Limit, MAX_BURST};
+use callgate::{ConfigError, Count, Limit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString, PyType};
@@ -132,11 +132,12 @@ fn counted(
 }
 
 fn with_burst(limit: Limit, burst: &Bound<'_, PyAny>) -> PyResult<ToolRateLimit> {
-    let must = "burst must be a whole number from 1 to 4,294,967,295";
-    let tokens = whole(burst)?.filter(|&tokens| tokens <= MAX_BURST);
-    let tokens = tokens.ok_or_else(|| refusal(burst, must))?;
-    let limit = limit.burst(tokens);
-    Ok(ToolRateLimit { limit })
+    // What is no whole number is as far out of range as 0 is.
+    let limit = limit.burst(whole(burst)?.unwrap_or(0));
+    match limit.check() {
+        Ok(()) => Ok(ToolRateLimit { limit }),
+        Err(error) => Err(refused(&error, "burst", burst)),
+    }
 }
 
 /// A whole number of at least 1; one that is too large for 64 bits counts as the largest.

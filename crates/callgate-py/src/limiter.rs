@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyMapping, PyString};
 use crate::counts::Counts;
 use crate::decision::Decision;
 use crate::limit::{ToolRateLimit, whole};
-use crate::seconds::{nanos, seconds, seconds_until, signed};
+use crate::seconds::{nanos, seconds, seconds_until};
 use crate::{config_error, of_kind, refusal};
 
 /// Decides whether a tool's call may run now.
@@ -251,7 +251,7 @@ impl Now {
 
     /// The seconds from this reading on until the limiter's time has moved by `wait`.
     fn seconds_until(&self, wait: Duration) -> f64 {
-        let target = self.time.highest + signed(wait);
+        let target = self.time.highest + wait.as_nanos().cast_signed();
         if nanos(self.reading).is_some_and(|reading| reading <= self.time.highest) {
             seconds_until(self.reading, target)
         } else {

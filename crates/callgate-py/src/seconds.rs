@@ -27,7 +27,7 @@ pub(crate) fn nanos(seconds: f64) -> Option<i128> {
 pub(crate) fn seconds(wait: Duration) -> f64 {
     match u64::try_from(wait.as_nanos()) {
         Ok(nanos) if nanos < 1 << 50 => nanos as f64 / 1e9,
-        _ => seconds_until(0.0, signed(wait)),
+        _ => seconds_until(0.0, wait.as_nanos().cast_signed()),
     }
 }
 
@@ -54,8 +54,4 @@ pub(crate) fn seconds_until(reading: f64, target: i128) -> f64 {
         wait = wait.next_up();
     }
     wait
-}
-
-pub(crate) fn signed(wait: Duration) -> i128 {
-    i128::from(wait.as_secs()) * 1_000_000_000 + i128::from(wait.subsec_nanos())
 }

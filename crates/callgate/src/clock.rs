@@ -65,7 +65,7 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 }
 
 fn signed(duration: Duration) -> i128 {
-    i128::from(duration.as_secs()) * 1_000_000_000 + i128::from(duration.subsec_nanos())
+    duration.as_nanos().cast_signed()
 }
 
 /// Makes time that only goes forward out of the readings of a clock that may not.
