@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,33 +13,9 @@ import pytest
 from callgate import Decision, Limiter, ToolRateLimit
 
 from .clocks import FakeClock
-from .running import run_program
+from .running import hammer, run_program
 
 PROGRAMS = Path(__file__).parent / "programs"
-THREADS = 4
-
-
-def hammer(ask: Callable[[int], int]) -> int:
-    """Asks from several threads that start at the same moment; sums up what was admitted."""
-    admitted: list[int] = []
-    barrier = threading.Barrier(THREADS)
-
-    def work(number: int) -> None:
-        barrier.wait()
-        admitted.append(ask(number))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(admitted) == THREADS
-    return sum(admitted)
 
 
 def test_threads_share_one_burst_exactly(clock: FakeClock) -> None:

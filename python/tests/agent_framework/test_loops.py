@@ -9,7 +9,6 @@ import asyncio
 import gc
 import json
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -35,9 +34,7 @@ from tests.agent_framework.scripted import (
     run,
 )
 from tests.clocks import FakeClock
-from tests.running import run_program
-
-THREADS = 4
+from tests.running import THREADS, hammer, run_program
 
 MODULE_CLOCK = FakeClock(1000.3)
 MODULE_LEVEL = ToolRateLimitMiddleware({"lookup": ToolRateLimit(20, 5)}, clock=MODULE_CLOCK)
@@ -121,25 +118,7 @@ def test_r12_a_loop_that_is_stopped_and_thrown_away_holds_nothing() -> None:
 
 def in_threads(work: Callable[[int], Coroutine[Any, Any, int]]) -> int:
     """Runs a loop in each of several threads, from the same moment on; sums up what they return."""
-    returned: list[int] = []
-    barrier = threading.Barrier(THREADS)
-
-    def thread(number: int) -> None:
-        barrier.wait()
-        returned.append(asyncio.run(work(number)))
-
-    threads = [threading.Thread(target=thread, args=(number,)) for number in range(THREADS)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for started in threads:
-            started.start()
-        for started in threads:
-            started.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(returned) == THREADS
-    return sum(returned)
+    return hammer(lambda number: asyncio.run(work(number)))
 
 
 def invoker(limiter: ToolRateLimitMiddleware, lookup: Recorded) -> Callable[[], Awaitable[bool]]:

@@ -6,13 +6,13 @@ Says what each child answered, and whether the parent went on.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
 
 from callgate import Limiter, ToolRateLimit
 from callgate._callgate import decision_counts
+from tests.running import forked
 
 DEADLINE = 10.0
 """Seconds after which a child counts as hung; it answers within milliseconds."""
@@ -43,29 +43,6 @@ def in_child() -> dict[str, object]:
     return {"before": before, "found": found, "counts": counts}
 
 
-def fork() -> str:
-    """Forks a child that answers, and reads its answer."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.write(writing, json.dumps(in_child()).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    end = time.monotonic() + DEADLINE
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return "hung"
-        time.sleep(0.001)
-    with os.fdopen(reading) as pipe:
-        return pipe.read()
-
-
 def main() -> None:
     """Runs it."""
     stop = threading.Event()
@@ -83,7 +60,7 @@ def main() -> None:
     busy.start()
     for limiter in (LIMITER, REAL):
         limiter.try_acquire("search")
-    children = [fork() for _ in range(20)]
+    children = [forked(lambda: json.dumps(in_child()), DEADLINE) for _ in range(20)]
     before = asked
     while asked == before:
         time.sleep(0.001)

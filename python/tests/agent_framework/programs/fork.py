@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from offline import OfflineChatClient, Turn
 
 from callgate import ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
+from tests.running import forked
 
 DEADLINE = 20.0
 """Seconds after which a child counts as hung; it answers within milliseconds."""
@@ -56,29 +56,6 @@ async def run(name: str, count: int) -> int:
     return sum("Rate limit exceeded" not in str(content.result) for content in found)
 
 
-def fork() -> str:
-    """Forks a child that runs an agent, and reads what it says."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.write(writing, str(asyncio.run(run("lookup", 4))).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    end = time.monotonic() + DEADLINE
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return "hung"
-        time.sleep(0.001)
-    with os.fdopen(reading) as pipe:
-        return pipe.read()
-
-
 def main() -> None:
     """Runs it."""
     stop = threading.Event()
@@ -93,7 +70,7 @@ def main() -> None:
     thread = threading.Thread(target=lambda: asyncio.run(keep_busy()))
     thread.start()
     before = asyncio.run(run("lookup", 1))
-    children = [fork() for _ in range(20)]
+    children = [forked(lambda: str(asyncio.run(run("lookup", 4))), DEADLINE) for _ in range(20)]
     seen = runs
     while runs == seen:
         time.sleep(0.001)
