@@ -26,6 +26,7 @@
 mod bucket;
 mod clock;
 mod error;
+mod limit;
 mod limiter;
 mod names;
 mod rate;
@@ -33,7 +34,8 @@ mod store;
 
 pub use clock::{HighWater, Reading};
 pub use error::ConfigError;
+pub use limit::{Limit, MAX_BURST};
 pub use limiter::{
     Call, Decision, Level, Limiter, LimiterBuilder, Permit, Reason, Rejection, Tool,
 };
-pub use rate::{Count, Limit, MAX_BURST, Rate};
+pub use rate::{Count, Rate, Unit};

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::bucket::Bucket;
 use crate::clock::{Clock, nanos};
+use crate::limit::check_name;
 use crate::names::{Names, same};
 use crate::store::memory::Cell;
 use crate::{ConfigError, Limit};
@@ -55,6 +56,8 @@ impl Limiter {
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder {
             limits: Vec::new(),
+            default: None,
+            dry_run: false,
             clock: None,
         }
     }
@@ -99,6 +102,14 @@ impl Limiter {
         self.names.candidate(name).map(|index| &self.limits[index])
     }
 
+    /// The names of the limits that hold for a tool of this name.
+    #[must_use]
+    pub fn limits_of(&self, tool: &str) -> Vec<&str> {
+        let limited = self.candidate(tool);
+        let limited = limited.filter(|limited| same(&limited.name, tool));
+        limited.iter().map(|limited| &*limited.name).collect()
+    }
+
     /// The limits in the order they were given, each with its name and the whole tokens in its bucket.
     ///
     /// Looking changes nothing: no token is spent.
@@ -136,6 +147,8 @@ pub struct Level<'a> {
 #[must_use]
 pub struct LimiterBuilder {
     limits: Vec<(String, Limit)>,
+    default: Option<Limit>,
+    dry_run: bool,
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
 }
 
@@ -148,9 +161,22 @@ impl fmt::Debug for LimiterBuilder {
 }
 
 impl LimiterBuilder {
-    /// Limits the tool of this exact name.
-    pub fn limit(mut self, tool: impl Into<String>, limit: Limit) -> Self {
-        self.limits.push((tool.into(), limit));
+    /// Adds a limit. Its name is the tool that it holds for, or a pattern of names, unless the
+    /// limit names its [tools](Limit::tools) itself.
+    pub fn limit(mut self, name: impl Into<String>, limit: Limit) -> Self {
+        self.limits.push((name.into(), limit));
+        self
+    }
+
+    /// Limits each tool that no other limit holds for, with one bucket for each tool.
+    pub fn default_limit(mut self, limit: Limit) -> Self {
+        self.default = Some(limit);
+        self
+    }
+
+    /// Whether to let every call pass, and only say what would have been refused.
+    pub fn dry_run(mut self, dry_run: bool) -> Self {
+        self.dry_run = dry_run;
         self
     }
 
@@ -171,7 +197,7 @@ impl LimiterBuilder {
         let mut seen = HashSet::with_capacity(self.limits.len());
         let mut limits = Vec::with_capacity(self.limits.len());
         for (index, (name, limit)) in self.limits.into_iter().enumerate() {
-            check_name(&name)?;
+            check_name("name", &name)?;
             let bucket = Bucket::new(&limit).map_err(|error| error.of_limit(&name))?;
             let name = name.into_boxed_str();
             if !seen.insert(name.clone()) {
@@ -193,18 +219,6 @@ impl LimiterBuilder {
             limits,
         })
     }
-}
-
-/// What no tool is called would limit nothing, and nobody would see it.
-fn check_name(name: &str) -> Result<(), ConfigError> {
-    if !name.is_empty() && name.trim() == name && !name.contains(['*', '?', '[']) {
-        return Ok(());
-    }
-    Err(ConfigError::new(
-        "name",
-        "the exact name of a tool, without spaces around it and without *, ? or [",
-        format!("'{}'", name.escape_debug()),
-    ))
 }
 
 /// A tool's call: its name and its cost.

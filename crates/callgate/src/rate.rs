@@ -1,12 +1,10 @@
-//! Rates and limits: what a user asks for, held as exact fractions.
+//! Rates: what a user asks for, held as exact fractions.
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::ConfigError;
-
-/// The largest burst, and the largest cost that a call can be admitted at: 2^32 - 1 tokens.
-pub const MAX_BURST: u64 = u32::MAX as u64;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -16,13 +14,86 @@ const SLOWEST_PERIOD: u128 = 366 * 86_400 * NANOS_PER_SECOND as u128;
 /// A count may have this many significant digits: all of a float's, and room to spare.
 const MAX_DIGITS: usize = 18;
 
-/// The units of time that a rate can be written in, with their lengths in nanoseconds.
-const UNITS: [(&str, &str, u64); 4] = [
-    ("s", "second", NANOS_PER_SECOND),
-    ("min", "minute", 60 * NANOS_PER_SECOND),
-    ("h", "hour", 3_600 * NANOS_PER_SECOND),
-    ("day", "day", 86_400 * NANOS_PER_SECOND),
-];
+/// A unit of time that a rate or a quota is written in.
+///
+/// ```
+/// use callgate::Unit;
+///
+/// assert_eq!("min".parse(), Ok(Unit::Minute)); // as in "300/min"
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// `s`
+    Second,
+    /// `min`
+    Minute,
+    /// `h`
+    Hour,
+    /// `day`, of 24 hours
+    Day,
+}
+
+impl Unit {
+    /// All of them, the shortest first.
+    pub const ALL: [Self; 4] = [Self::Second, Self::Minute, Self::Hour, Self::Day];
+
+    /// As it is written in a rate.
+    #[must_use]
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::Second => "s",
+            Self::Minute => "min",
+            Self::Hour => "h",
+            Self::Day => "day",
+        }
+    }
+
+    /// As it is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Second => "second",
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+        }
+    }
+
+    /// Its length.
+    #[must_use]
+    pub const fn length(self) -> Duration {
+        Duration::from_nanos(self.nanos())
+    }
+
+    pub(crate) const fn nanos(self) -> u64 {
+        NANOS_PER_SECOND
+            * match self {
+                Self::Second => 1,
+                Self::Minute => 60,
+                Self::Hour => 3_600,
+                Self::Day => 86_400,
+            }
+    }
+}
+
+impl FromStr for Unit {
+    type Err = ConfigError;
+
+    /// Reads `s`, `min`, `h` or `day`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let unit = Self::ALL.into_iter().find(|unit| unit.symbol() == text);
+        unit.ok_or_else(|| {
+            let value = format!("'{}'", text.escape_debug());
+            ConfigError::new("unit", "'s', 'min', 'h' or 'day'", value)
+        })
+    }
+}
+
+/// A number and a unit with a slash between, such as `300/min`; none where it is not that.
+pub(crate) fn count_per_unit(text: &str) -> Option<(&str, Unit)> {
+    let (count, unit) = text.split_once('/')?;
+    Some((count.trim(), unit.trim().parse().ok()?))
+}
 
 /// How fast a bucket refills: an exact fraction, in lowest terms, of tokens per nanosecond.
 ///
@@ -43,18 +114,18 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `count` tokens in each `unit` (an entry of `UNITS`).
-    fn new(count: &Count, (_, unit, nanos): (&str, &str, u64)) -> Result<Self, ConfigError> {
+    /// `count` tokens in each `unit`.
+    pub(crate) fn new(count: &Count, unit: Unit) -> Result<Self, ConfigError> {
         let refused = || {
             ConfigError::new(
                 "rate",
                 "from 1 per 366 days to 1,000,000,000 per second",
-                format!("{} per {unit}", count.text),
+                format!("{} per {}", count.text, unit.name()),
             )
         };
         let (digits, exponent) = count.decimal.ok_or_else(refused)?;
         let scale = 10_u128.checked_pow(exponent.unsigned_abs());
-        let [digits, nanos] = [digits, nanos].map(u128::from);
+        let [digits, nanos] = [digits, unit.nanos()].map(u128::from);
         let scaled = |number: u128| scale.and_then(|scale| number.checked_mul(scale));
         // What overflows here is far out of range.
         let (tokens, nanos) = if exponent < 0 {
@@ -119,11 +190,11 @@ impl Rate {
 impl fmt::Display for Rate {
     /// As a user would write it: `2/s`, `100/min`, `0.5/day`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let written = UNITS
-            .iter()
-            .find_map(|&(short, _, nanos)| Some((self.decimal(nanos)?, short)));
+        let written = Unit::ALL
+            .into_iter()
+            .find_map(|unit| Some((self.decimal(unit.nanos())?, unit)));
         match written {
-            Some((count, unit)) => write!(f, "{count}/{unit}"),
+            Some((count, unit)) => write!(f, "{count}/{}", unit.symbol()),
             None => write!(f, "{}/{}ns", self.tokens, self.nanos),
         }
     }
@@ -140,12 +211,10 @@ impl FromStr for Rate {
 
     /// Reads `N/s`, `N/min`, `N/h` or `N/day`, with `N` a decimal such as `300` or `0.5`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let parsed = text.split_once('/').and_then(|(count, unit)| {
-            let unit = UNITS.iter().find(|(short, ..)| *short == unit.trim())?;
-            let count = count.trim();
+        let parsed = count_per_unit(text).and_then(|(count, unit)| {
             let decimal = Some(Count::parse(count)?);
             let text = count.to_owned();
-            Some((Count { text, decimal }, *unit))
+            Some((Count { text, decimal }, unit))
         });
         match parsed {
             Some((count, unit)) => Self::new(&count, unit),
@@ -231,116 +300,6 @@ impl From<f64> for Count {
     }
 }
 
-/// A token bucket: a rate, and a burst (its capacity, in tokens). It starts full.
-///
-/// In any window of length W a limit admits at most `burst + rate x W`: 2 a second with
-/// burst 2 lets 4 calls into one second, 2 at its start and 2 more while it lasts.
-///
-/// A value out of range is kept until [`LimiterBuilder::build`](crate::LimiterBuilder::build)
-/// or [`Limit::check`] refuses it.
-///
-/// ```
-/// use callgate::Limit;
-///
-/// let limit = Limit::per_minute(300).burst(20);
-/// assert_eq!(limit, Limit::per_second(5).burst(20));
-/// assert_eq!(limit, "300/min".parse::<Limit>()?.burst(20));
-/// assert!(Limit::per_second(0.1).check().is_ok());
-/// assert!(Limit::per_second(-1).check().is_err());
-/// # Ok::<(), callgate::ConfigError>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Limit {
-    rate: Result<Rate, ConfigError>,
-    burst: u64,
-}
-
-impl Limit {
-    /// `count` tokens a second; the burst is 1 until [`burst`](Self::burst) sets it.
-    #[must_use]
-    pub fn per_second(count: impl Into<Count>) -> Self {
-        Self::per(count.into(), UNITS[0])
-    }
-
-    /// `count` tokens a minute; the burst is 1 until [`burst`](Self::burst) sets it.
-    #[must_use]
-    pub fn per_minute(count: impl Into<Count>) -> Self {
-        Self::per(count.into(), UNITS[1])
-    }
-
-    /// `count` tokens an hour; the burst is 1 until [`burst`](Self::burst) sets it.
-    #[must_use]
-    pub fn per_hour(count: impl Into<Count>) -> Self {
-        Self::per(count.into(), UNITS[2])
-    }
-
-    /// `count` tokens a day; the burst is 1 until [`burst`](Self::burst) sets it.
-    #[must_use]
-    pub fn per_day(count: impl Into<Count>) -> Self {
-        Self::per(count.into(), UNITS[3])
-    }
-
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "what `into` made is used up here"
-    )]
-    fn per(count: Count, unit: (&str, &str, u64)) -> Self {
-        Self {
-            rate: Rate::new(&count, unit),
-            burst: 1,
-        }
-    }
-
-    /// Sets the capacity, from 1 to 2^32 - 1 tokens.
-    #[must_use]
-    pub fn burst(mut self, tokens: u64) -> Self {
-        self.burst = tokens;
-        self
-    }
-
-    /// The capacity, in tokens.
-    #[must_use]
-    pub fn capacity(&self) -> u64 {
-        self.burst
-    }
-
-    /// The rate.
-    ///
-    /// # Errors
-    /// When the rate was refused.
-    pub fn rate(&self) -> Result<Rate, ConfigError> {
-        self.rate.clone()
-    }
-
-    /// Whether rate and burst are in range.
-    ///
-    /// # Errors
-    /// When one of them is not; the error says which, and what is allowed.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        self.rate()?;
-        if (1..=MAX_BURST).contains(&self.burst) {
-            return Ok(());
-        }
-        Err(ConfigError::new(
-            "burst",
-            "a whole number from 1 to 4,294,967,295",
-            self.burst.to_string(),
-        ))
-    }
-}
-
-impl FromStr for Limit {
-    type Err = ConfigError;
-
-    /// Reads a rate such as `300/min`; the burst is 1 until [`burst`](Limit::burst) sets it.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        Ok(Self {
-            rate: Ok(text.parse()?),
-            burst: 1,
-        })
-    }
-}
-
 /// The greatest common divisor (Euclid).
 pub(crate) fn gcd(mut a: u128, mut b: u128) -> u128 {
     while b > 0 {
@@ -352,6 +311,7 @@ pub(crate) fn gcd(mut a: u128, mut b: u128) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Limit, MAX_BURST};
 
     fn rate(text: &str) -> Rate {
         text.parse().unwrap()

@@ -152,7 +152,7 @@ fn debug_output_says_what_a_user_wrote_and_not_how_it_is_kept() {
     let limit = Limit::per_minute(100).burst(2);
     assert_eq!(
         format!("{limit:?}"),
-        "Limit { rate: Ok(Rate(100/min)), burst: 2 }"
+        "Limit { rate: Rate(100/min), burst: 2 }"
     );
     let limiter = Limiter::builder().limit("tool", limit);
     let limiter = limiter.build().expect("a limit in range");
