@@ -30,7 +30,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST};
+use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
 use report::{Problem, report};
 pub use schema::schema;
 
@@ -581,6 +581,9 @@ fn not_toml(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
                 let message = format!("`{}` is given twice", cut(&text[at.clone()]));
                 Problem::new(message, at, "the second is here")
             }
+            message if message.starts_with("string values") && text[at.clone()].trim().is_empty() => {
+                Problem::new("a key without a value", at, "")
+            }
             message if in_header => Problem::new(message, at, "").note(
                 "a name with other characters than letters, digits, - and _ has quotes: [limits.\"crm_*\"]",
             ),
@@ -592,43 +595,54 @@ fn not_toml(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
 
 fn unknown_on_top(key: &Name<'_>, value: &Value<'_>) -> Problem {
     let name = cut(key.get_ref());
-    let problem = |label: String| Problem::new(format!("unknown key `{name}`"), key.span(), label);
-    let label = match nearest(key.get_ref(), TOP) {
-        _ if LATER.contains(&&**key.get_ref()) => return problem(NOT_YET.into()),
+    let problem = |label: &str| Problem::new(format!("unknown key `{name}`"), key.span(), label);
+    if LATER.contains(&&**key.get_ref()) {
+        return problem(NOT_YET);
+    }
+    if KEYS.iter().any(|limit_key| limit_key.name == key.get_ref()) {
+        return problem("it belongs to a limit, below [limits.NAME] or [default]");
+    }
+    let label = match nearest(key.get_ref(), &TOP) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None if value.get_ref().is_table() => format!("a limit is written [limits.{name}]"),
         None => String::new(),
     };
-    problem(label).note(format!("allowed here: {}", TOP.join(", ")))
+    problem(&label).note(format!("allowed here: {}", TOP.join(", ")))
 }
 
 fn unknown_in_limit(limit: &str, key: &Name<'_>, value: &Value<'_>) -> Problem {
     let [limit_name, name] = [limit, key.get_ref()].map(cut);
-    let problem = |label: String| {
+    let problem = |label: &str| {
         let why = format!("unknown key `{name}` in limit '{limit_name}'");
         Problem::new(why, key.span(), label)
     };
+    let given = &**key.get_ref();
+    if LATER.contains(&given) {
+        return problem(NOT_YET);
+    }
+    if TOP.contains(&given) {
+        return problem("it belongs at the top of the file, before the first [table]");
+    }
+    if value.get_ref().is_table() && limit != DEFAULT {
+        let name = format!("[limits.\"{limit_name}.{name}\"]");
+        return problem(&format!("a name with dots has quotes: {name}"));
+    }
+    let in_unit = |unit: &Unit| given.strip_prefix("requests_per_") == Some(unit.name());
+    if let Some(unit) = Unit::ALL.into_iter().find(in_unit) {
+        return problem(&format!("this is written rate = \"N/{}\"", unit.symbol()));
+    }
     let allowed: Vec<&str> = allowed_in(limit).map(|key| key.name).collect();
-    let label = match nearest(key.get_ref(), allowed.iter().copied()) {
-        _ if LATER.contains(&&**key.get_ref()) => return problem(NOT_YET.into()),
-        _ if TOP.contains(&&**key.get_ref()) => {
-            return problem("it belongs at the top of the file, before the first [table]".into());
-        }
-        _ if value.get_ref().is_table() && limit != DEFAULT => {
-            return problem(format!(
-                "a name with dots has quotes: [limits.\"{limit_name}.{name}\"]"
-            ));
-        }
+    let label = match nearest(given, &allowed) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => String::new(),
     };
-    problem(label).note(format!("allowed here: {}", allowed.join(", ")))
+    problem(&label).note(format!("allowed here: {}", allowed.join(", ")))
 }
 
 /// The key that was meant, if one is near enough.
-fn nearest<'k>(given: &str, keys: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+fn nearest<'k>(given: &str, keys: &[&'k str]) -> Option<&'k str> {
     let given = given.to_lowercase().replace('-', "_");
-    let distance = |key: &&str| strsim::osa_distance(&given, key);
-    let nearest = keys.into_iter().min_by_key(distance)?;
-    (distance(&nearest) <= nearest.len() / 3).then_some(nearest)
+    let distance = |key: &str| strsim::osa_distance(&given, key);
+    let nearest = keys.iter().min_by_key(|key| distance(key))?;
+    (distance(nearest) <= nearest.len() / 3).then_some(nearest)
 }

@@ -75,9 +75,11 @@ fn property(key: &Key) -> Value {
             json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000_000 })
         }
         Takes::Rate => {
-            json!({ "type": "string", "pattern": r"^[0-9.]+(e-?[0-9]+)?/(s|min|h|day)$" })
+            json!({ "type": "string", "pattern": r"^([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?/(s|min|h|day)$" })
         }
-        Takes::Quota => json!({ "type": "string", "pattern": "^[0-9]+/(s|min|h|day)$" }),
+        Takes::Quota => {
+            json!({ "type": "string", "pattern": "^0*([2-9]|[1-9][0-9]+)/(s|min|h|day)$" })
+        }
         Takes::Whole => json!({ "type": "integer", "minimum": 1, "maximum": MAX_BURST }),
         Takes::Tools => {
             json!({ "type": "array", "items": { "$ref": "#/$defs/name" }, "minItems": 1 })
