@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+use annotate_snippets::{
+    AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str,
+};
 
 use crate::ConfigError;
 
@@ -61,9 +63,11 @@ impl Problem {
 /// The error of a file with these problems; `name` is the file's.
 pub(super) fn report(name: &str, text: &str, mut problems: Vec<Problem>) -> ConfigError {
     problems.sort_by_key(|problem| problem.at.as_ref().map(|at| at.start));
+    let name = normalize_untrusted_str(&harmless(name));
+    let text = harmless(text);
     let shown = problems.iter().take(MOST);
     let mut said: Vec<String> = shown
-        .map(|problem| Renderer::plain().render(&[group(name, text, problem)]))
+        .map(|problem| Renderer::plain().render(&[group(&name, &text, problem)]))
         .collect();
     match problems.len().saturating_sub(MOST) {
         0 => {}
@@ -73,8 +77,14 @@ pub(super) fn report(name: &str, text: &str, mut problems: Vec<Problem>) -> Conf
     ConfigError::file(said.join("\n\n"))
 }
 
+/// The text without the control characters beyond ASCII, which the renderer leaves alone. What takes their
+/// place has two bytes, as they have.
+fn harmless(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && !c.is_ascii(), "·")
+}
+
 fn group<'a>(name: &'a str, text: &'a str, problem: &'a Problem) -> Group<'a> {
-    let title = Level::ERROR.primary_title(&problem.message);
+    let title = Level::ERROR.primary_title(harmless(&problem.message));
     let Some(at) = &problem.at else {
         return title.element(Origin::path(name));
     };
