@@ -77,10 +77,12 @@ def test_a_closed_pipe_is_no_fault() -> None:
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     os.mkfifo(file)
-    with subprocess.Popen([*SCRIPT, "check", str(file)], stderr=subprocess.PIPE) as command:
-        with file.open("wb"):  # Once this is open, the command is reading.
-            command.send_signal(signal.SIGINT)
-            _, errors = command.communicate(timeout=LONGEST)
+    with (
+        subprocess.Popen([*SCRIPT, "check", str(file)], stderr=subprocess.PIPE) as command,
+        file.open("wb"),  # It opens once the command reads.
+    ):
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=LONGEST)
     assert (command.returncode, errors) == (-signal.SIGINT, b"")
 
 
