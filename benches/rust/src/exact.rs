@@ -1,12 +1,11 @@
 //! How many calls each crate admits to a caller who comes back exactly when told to.
 
 use std::fmt;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use callgate::Limiter;
+use callgate::{Call, Limiter};
 use governor::clock::FakeRelativeClock;
 use ratelimit::Builder;
 
@@ -39,8 +38,7 @@ impl Trial {
     fn callgate(self) -> u128 {
         let limiter = Limiter::builder().limit("tool", self.rate.limit(2));
         let limiter = limiter.build().expect("a good limit");
-        let tool = limiter.tool("tool");
-        self.count(|now| peers::wait(tool.try_acquire_at(NonZeroU64::MIN, now)))
+        self.count(|now| peers::wait(limiter.try_acquire_at(&Call::new("tool"), now)))
     }
 
     fn governor(self) -> u128 {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use callgate::{Call, Decision, Limit, Limiter};
@@ -213,7 +213,7 @@ pub(crate) fn refusing(rate: Rate) -> Vec<Row> {
         (
             TOOL,
             Case::new(limiter(&[TOOLS[0]], rate, 1).tool(TOOLS[0]), |tool, _| {
-                wait(tool.try_acquire(NonZeroU64::MIN))
+                wait(tool.try_acquire())
             }),
         ),
         (
@@ -293,9 +293,7 @@ pub(crate) fn by_name(rate: Rate, burst: u32) -> Vec<Row> {
 
 fn one_tool(rate: Rate, burst: u32) -> Case {
     let tool = limiter(&[TOOLS[0]], rate, burst).tool(TOOLS[0]);
-    Case::new(tool, |tool, _| {
-        tool.try_acquire(NonZeroU64::MIN).is_admitted()
-    })
+    Case::new(tool, |tool, _| tool.try_acquire().is_admitted())
 }
 
 fn limiter(tools: &[&str], rate: Rate, burst: u32) -> &'static Limiter {

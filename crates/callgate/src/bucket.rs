@@ -24,8 +24,11 @@ use crate::{ConfigError, Limit};
 /// Time stops here: 2^63 - 1 ns, 292 years, after a limiter was made.
 pub(crate) const MAX_NANOS: u64 = (1 << 63) - 1;
 
+/// No state is above this; stores mark words that hold none with the two numbers that are.
+pub(crate) const MAX_STATE: u64 = u64::MAX - 2;
+
 /// What one limit's rate and burst come to in units.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
     burst: u64,
     /// The units in a token.
@@ -58,6 +61,12 @@ impl Reached<'_> {
         state.saturating_sub(self.floor)
     }
 
+    /// A bucket in a state up to this one is full.
+    #[inline]
+    pub(crate) fn floor(self) -> u64 {
+        self.floor
+    }
+
     #[inline]
     fn ceil(self) -> u64 {
         let exact = |refill: &Ratio| refill.is_exact(self.now, self.floor);
@@ -76,7 +85,7 @@ impl Bucket {
         let (tokens, nanos) = limit.rate()?.fraction();
         let (tokens, burst) = (u128::from(tokens), u128::from(limit.capacity()));
         let in_all = (tokens * u128::from(MAX_NANOS)).div_ceil(nanos) + burst;
-        let finest = u128::from(u64::MAX - 1) / in_all;
+        let finest = u128::from(MAX_STATE) / in_all;
         // More than half of the finest, so a unit comes in less than 2 ns or 10^-9 of a token's time.
         let token = (0..=18)
             .map(|exponent| nanos / gcd(nanos, 10_u128.pow(exponent)))
@@ -143,10 +152,59 @@ impl Bucket {
         }
     }
 
-    /// The whole tokens in a bucket that is short of so many units.
+    /// How full a bucket is that is short of so many units.
     #[inline]
-    pub(crate) fn level(&self, missing: u64) -> u64 {
-        self.burst.saturating_sub(missing.div_ceil(self.token))
+    pub(crate) fn fill(&self, missing: u64) -> Fill {
+        Fill {
+            burst: self.burst,
+            token: self.token,
+            missing,
+        }
+    }
+
+    /// The state in this bucket that holds what `state` does in `old`: the same tokens, as far as they
+    /// fit, and rounded against the caller.
+    pub(crate) fn carry(&self, state: u64, old: &Self, now: u64) -> u64 {
+        let missing = old.reached(now).missing(state);
+        let (whole, rest) = (missing / old.token, missing % old.token);
+        // A larger burst is missing from the start.
+        let whole = i128::from(whole) + i128::from(self.burst) - i128::from(old.burst);
+        let [token, rest, of] = [self.token, rest, old.token].map(i128::from);
+        let rest = rest * token;
+        let missing = whole * token + rest / of + i128::from(rest % of > 0);
+        let state = i128::from(self.reached(now).ceil()) + missing.max(0);
+        u64::try_from(state).unwrap_or(MAX_STATE).min(MAX_STATE)
+    }
+}
+
+/// How full a bucket is.
+#[derive(Clone, Copy)]
+pub(crate) struct Fill {
+    burst: u64,
+    token: u64,
+    missing: u64,
+}
+
+impl Fill {
+    /// The whole tokens in it.
+    #[inline]
+    pub(crate) fn tokens(self) -> u64 {
+        self.burst.saturating_sub(self.missing.div_ceil(self.token))
+    }
+
+    /// The one of two that holds less.
+    #[inline]
+    pub(crate) fn tighter(self, other: Option<Self>) -> Self {
+        let units = |fill: Self| u128::from((fill.burst * fill.token).saturating_sub(fill.missing));
+        match other {
+            Some(other)
+                if units(other) * u128::from(self.token)
+                    <= units(self) * u128::from(other.token) =>
+            {
+                other
+            }
+            _ => self,
+        }
     }
 }
 
@@ -172,7 +230,7 @@ fn rounded_down(up: u128, down: u128) -> (u128, u128) {
 /// A reciprocal that is rounded up gives the answer or 1 more, and just the answer for numbers that
 /// are not huge (T. Granlund, P. L. Montgomery, "Division by invariant integers using
 /// multiplication", 1994). So nothing has to wait for the remainder, which settles the others.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Ratio {
     numerator: u64,
     denominator: u64,

@@ -27,17 +27,19 @@ mod bucket;
 mod clock;
 #[cfg(feature = "config")]
 pub mod config;
+mod current;
+mod decision;
 mod error;
 mod limit;
 mod limiter;
 mod names;
 mod rate;
+mod rules;
 mod store;
 
 pub use clock::{HighWater, Reading};
+pub use decision::{Call, Decision, Level, Permit, Reason, Rejection};
 pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST};
-pub use limiter::{
-    Call, Decision, Level, Limiter, LimiterBuilder, Permit, Reason, Rejection, Tool,
-};
+pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};

@@ -1,35 +1,41 @@
-//! The limiter: names to buckets, and decisions.
+//! The limiter: calls in, decisions out.
 
 #![expect(
     clippy::inline_always,
     reason = "a caller who asks a decision for one word need not have all of it in memory"
 )]
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
-use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::bucket::Bucket;
+use smallvec::SmallVec;
+
+use crate::bucket::Fill;
 use crate::clock::{Clock, nanos};
-use crate::limit::check_name;
-use crate::names::{Names, same};
-use crate::store::memory::Cell;
+use crate::current::Current;
+use crate::decision::{Call, Decision, Level, Permit, Reason, Rejection, Remaining};
+use crate::names::same;
+use crate::rules::{Config, Limited, Route, Rules, Secret};
+use crate::store::memory::{Draw, Moved, Verdict, draw_all, draw_each};
 use crate::{ConfigError, Limit};
 
 /// Decides whether a call may run now.
 ///
-/// Shared by reference or in an `Arc`: any number of threads may ask at once, and nothing is locked.
+/// Shared by reference or in an `Arc`: any number of threads may ask at once. A call under one limit is
+/// decided without a lock, one under several or under a limit that fields split holds locks for less
+/// than a microsecond.
 ///
 /// ```
 /// use callgate::{Call, Decision, Limit, Limiter};
 ///
 /// let limiter = Limiter::builder()
 ///     .limit("lookup_customer", Limit::per_second(2).burst(2))
-///     .limit("search_documents", Limit::per_minute(300).burst(20))
+///     .limit("crm_*", Limit::per_minute(300).burst(20).per(["tenant"]))
 ///     .build()?;
 ///
-/// match limiter.try_acquire(&Call::new("lookup_customer")) {
+/// match limiter.try_acquire(&Call::new("crm_search").field("tenant", "acme")) {
 ///     Decision::Admitted(_permit) => println!("call the tool"),
 ///     Decision::Rejected(rejection) => println!("retry in {:?}", rejection.retry_after),
 /// }
@@ -38,42 +44,46 @@ use crate::{ConfigError, Limit};
 #[derive(Debug)]
 pub struct Limiter {
     clock: Clock,
-    limits: Vec<Limited>,
-    names: Names,
+    current: Current,
+    names: Numbered,
+    secret: Secret,
 }
 
-/// A limit with its name, its place among the others, and its bucket.
-#[derive(Debug)]
-struct Limited {
-    cell: Cell,
-    name: Box<str>,
-    index: usize,
-    limit: Limit,
+/// The names of all limits and tools so far, each with a number for as long as the limiter lives.
+#[derive(Debug, Default)]
+struct Numbered {
+    names: boxcar::Vec<Box<str>>,
+    numbers: Mutex<HashMap<Box<str>, usize>>,
+}
+
+impl Numbered {
+    fn number(&self, name: &str) -> usize {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&number) = numbers.get(name) {
+            return number;
+        }
+        let number = self.names.push(name.into());
+        numbers.insert(name.into(), number);
+        number
+    }
 }
 
 impl Limiter {
     /// Starts a limiter without limits, on the operating system's monotonic clock.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder {
-            limits: Vec::new(),
-            default: None,
-            dry_run: false,
+            config: Config::default(),
             clock: None,
         }
     }
 
-    /// Decides now; never waits. A tool without a limit is admitted.
+    /// Decides now; never waits for tokens. A tool without a limit is admitted.
+    ///
+    /// All limits that hold for the tool must admit the call: then it is charged to all of them, else to
+    /// none.
     #[inline(always)]
     pub fn try_acquire(&self, call: &Call<'_>) -> Decision<'_> {
-        let Some(limited) = self.candidate(call.tool) else {
-            return Decision::UNRESTRICTED;
-        };
-        // The clock first: the names are compared while its answer is on its way.
-        let now = self.clock.now();
-        if !same(&limited.name, call.tool) {
-            return Decision::UNRESTRICTED;
-        }
-        limited.decide(now, call.cost)
+        self.decide(call, || self.clock.now())
     }
 
     /// The same at a time of the caller's: `elapsed` since the limiter was made, at most 2^63 - 1 ns.
@@ -81,81 +91,335 @@ impl Limiter {
     /// For simulated time. Nothing is taken back when `elapsed` is less than before.
     #[inline]
     pub fn try_acquire_at(&self, call: &Call<'_>, elapsed: Duration) -> Decision<'_> {
-        self.tool(call.tool).try_acquire_at(call.cost, elapsed)
+        self.decide(call, || nanos(elapsed))
     }
 
     /// Looks a tool up once, for callers that ask for it many times.
-    #[inline]
     #[must_use]
-    pub fn tool(&self, name: &str) -> Tool<'_> {
+    pub fn tool<'a>(&'a self, name: &'a str) -> Tool<'a> {
+        let rules = self.current.get();
         Tool {
-            clock: &self.clock,
-            limited: self
-                .candidate(name)
-                .filter(|limited| same(&limited.name, name)),
+            limiter: self,
+            name,
+            route: rules.route(name),
+            rules,
         }
     }
 
-    /// The one limit that may have this name; the caller compares.
-    #[inline(always)]
-    fn candidate(&self, name: &str) -> Option<&Limited> {
-        self.names.candidate(name).map(|index| &self.limits[index])
+    /// Puts other limits in force: at once, and for every call from then on.
+    ///
+    /// A limit that has the same name as one before keeps its level in tokens, for each key; a lower
+    /// burst cuts it, a higher one adds nothing. So the bound holds across the change, with the larger
+    /// burst and the larger rate. Where other fields split the limit than before, all its new buckets
+    /// start as the emptiest of the old. Names are all that tells one limit from another: under a new
+    /// name it starts full.
+    ///
+    /// # Errors
+    /// When something is not allowed, as for [`LimiterBuilder::build`], or a clock is given: the limits
+    /// before then stay in force, untouched.
+    ///
+    /// ```
+    /// use callgate::{Call, Limit, Limiter};
+    ///
+    /// let limiter = Limiter::builder().limit("search", Limit::per_hour(1).burst(3)).build()?;
+    /// for _ in 0..3 {
+    ///     assert!(limiter.try_acquire(&Call::new("search")).is_admitted());
+    /// }
+    /// limiter.reload(Limiter::builder().limit("search", Limit::per_hour(2).burst(9)))?;
+    /// assert!(!limiter.try_acquire(&Call::new("search")).is_admitted()); // as empty as before
+    /// # Ok::<(), callgate::ConfigError>(())
+    /// ```
+    pub fn reload(&self, limits: LimiterBuilder) -> Result<(), ConfigError> {
+        self.put_in_force(limits, self.clock.now())
+    }
+
+    /// [`reload`](Self::reload) at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
+    ///
+    /// # Errors
+    /// As for [`reload`](Self::reload).
+    pub fn reload_at(&self, limits: LimiterBuilder, elapsed: Duration) -> Result<(), ConfigError> {
+        self.put_in_force(limits, nanos(elapsed))
+    }
+
+    fn put_in_force(&self, limits: LimiterBuilder, now: u64) -> Result<(), ConfigError> {
+        let LimiterBuilder { config, clock } = limits;
+        if clock.is_some() {
+            let allowed = "given when the limiter is made";
+            return Err(ConfigError::new("clock", allowed, "one for a reload"));
+        }
+        let old = self.current.hold();
+        let rules = config.rules(Some(&old), now, |name| self.names.number(name))?;
+        old.close(Some(&rules));
+        self.current.replace(old, rules);
+        Ok(())
     }
 
     /// The names of the limits that hold for a tool of this name.
     #[must_use]
     pub fn limits_of(&self, tool: &str) -> Vec<&str> {
-        let limited = self.candidate(tool);
-        let limited = limited.filter(|limited| same(&limited.name, tool));
-        limited.iter().map(|limited| &*limited.name).collect()
+        let rules = self.current.get();
+        rules.with_limits(tool, |limits, _| {
+            // In the order they were given.
+            let all = rules.limits().iter();
+            let held = all.filter(|all| limits.iter().any(|one| Arc::ptr_eq(all, one)));
+            held.map(|limited| self.name(limited.number)).collect()
+        })
     }
 
-    /// The limits in the order they were given, each with its name and the whole tokens in its bucket.
+    /// The limits in the order they were given, the default last, and what their buckets hold.
     ///
-    /// Looking changes nothing: no token is spent.
-    pub fn snapshot(&self) -> impl Iterator<Item = Level<'_>> {
+    /// Looking changes nothing: no token is spent, no bucket made.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Level<'_>> {
         self.levels(self.clock.now())
     }
 
     /// [`snapshot`](Self::snapshot) at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
-    pub fn snapshot_at(&self, elapsed: Duration) -> impl Iterator<Item = Level<'_>> {
+    #[must_use]
+    pub fn snapshot_at(&self, elapsed: Duration) -> Vec<Level<'_>> {
         self.levels(nanos(elapsed))
     }
 
-    fn levels(&self, now: u64) -> impl Iterator<Item = Level<'_>> {
-        self.limits.iter().map(move |limited| Level {
-            name: &limited.name,
-            limit: &limited.limit,
-            remaining: limited.level(now),
+    fn levels(&self, now: u64) -> Vec<Level<'_>> {
+        loop {
+            let rules = self.current.get();
+            let limits = rules.limits().iter();
+            let levels = limits.map(|limited| self.level(limited, now)).collect();
+            match levels {
+                Ok(levels) => return levels,
+                Err(Moved) => self.current.wait(),
+            }
+        }
+    }
+
+    fn level(&self, limited: &Limited, now: u64) -> Result<Level<'_>, Moved> {
+        let (remaining, kept) = limited.buckets.peek(now)?;
+        Ok(Level {
+            name: self.name(limited.number),
+            limit: limited.limit.clone(),
+            remaining: kept.is_none().then_some(remaining),
+            buckets: kept.unwrap_or(1),
         })
+    }
+
+    /// Whether calls that are refused pass all the same.
+    #[must_use]
+    pub fn is_dry_run(&self) -> bool {
+        self.current.get().dry_run
+    }
+
+    /// The names of all limits and exactly named tools so far, by number.
+    ///
+    /// For front ends that keep something for each name: a name has the same number for as long as
+    /// the limiter lives, through every reload.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.names.iter().map(|(_, name)| &**name)
+    }
+
+    #[inline]
+    fn name(&self, number: usize) -> &str {
+        &self.names.names[number]
+    }
+
+    /// Decides where there is little to decide: one limit that nothing splits, or none. Leaves the rest.
+    #[inline(always)]
+    fn decide(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
+        let rules = self.current.take();
+        let Some(route) = rules.candidate(call.tool()) else {
+            let open = rules.is_open();
+            self.current.keep(rules);
+            return if open {
+                self.decide_apart(call, now)
+            } else {
+                Decision::UNRESTRICTED
+            };
+        };
+        if !route.plain.is_empty() {
+            // The clock first: the names are compared while its answer is on its way.
+            let time = now();
+            if same(&route.tool, call.tool()) && call.given_cost().is_none() {
+                let decided = self.decide_plain(&rules, route, time);
+                self.current.keep(rules);
+                return decided.unwrap_or_else(|| self.decide_apart(call, now));
+            }
+        }
+        self.current.keep(rules);
+        self.decide_apart(call, now)
+    }
+
+    /// Decides in any case; asks again where it met buckets that had moved.
+    #[inline(never)]
+    fn decide_apart(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
+        loop {
+            let rules = self.current.take();
+            let now = now();
+            let decided = rules.with_limits(call.tool(), |limits, tool| {
+                self.decide_by(&rules, limits, tool, call, now)
+            });
+            self.current.keep(rules);
+            match decided {
+                Ok(decision) => return decision,
+                Err(Moved) => self.current.wait(),
+            }
+        }
+    }
+
+    /// Decides by limits that nothing splits; not where a bucket has moved, or one of several refuses.
+    #[inline(always)]
+    fn decide_plain(&self, rules: &Rules, route: &Route, now: u64) -> Option<Decision<'_>> {
+        let tool = Some(route.number);
+        let [(buckets, price)] = &*route.plain else {
+            let fill = draw_each(&route.plain, now).ok()??;
+            return Some(Decision::Admitted(Permit::new(tool, fill)));
+        };
+        let reached = buckets.bucket.reached(now);
+        let fill = |state| buckets.bucket.fill(reached.missing(state));
+        Some(match buckets.draw(reached, *price).ok()? {
+            Ok(state) => Decision::Admitted(Permit::new(tool, fill(state))),
+            Err(state) => {
+                let wait = buckets.bucket.wait(state, now, *price);
+                self.reject(rules, &route.limits[0], tool, Some(wait), fill(state))
+            }
+        })
+    }
+
+    /// Decides by any number of limits.
+    fn decide_by(
+        &self,
+        rules: &Rules,
+        limits: &[Arc<Limited>],
+        tool: Option<usize>,
+        call: &Call<'_>,
+        now: u64,
+    ) -> Result<Decision<'_>, Moved> {
+        if limits.is_empty() {
+            return Ok(Decision::UNRESTRICTED);
+        }
+        let mut draws = SmallVec::<[Draw<'_>; 4]>::new();
+        let mut before: Option<(&Limited, _)> = None;
+        for limited in limits {
+            let key = match before {
+                Some((other, key)) if other.splits_like(limited) => key,
+                _ => limited.key(&self.secret, call),
+            };
+            before = Some((limited, key));
+            let price = limited.price(call.given_cost());
+            draws.push(Draw::new(&limited.buckets, now, price, key));
+        }
+        let verdict = draw_all(&draws, now)?;
+        for limited in limits {
+            self.warn(limited);
+        }
+        Ok(match verdict {
+            Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
+            Verdict::Refused(index, wait, fill) => {
+                self.reject(rules, &limits[index], tool, wait, fill)
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn reject(
+        &self,
+        rules: &Rules,
+        limited: &Limited,
+        tool: Option<usize>,
+        wait: Option<Duration>,
+        fill: Fill,
+    ) -> Decision<'_> {
+        let rejection = Rejection {
+            limit: self.name(limited.number),
+            reason: if wait.is_some() {
+                Reason::Rate
+            } else {
+                Reason::Cost
+            },
+            retry_after: wait,
+            number: limited.number,
+            tool,
+            fill: Remaining(fill),
+        };
+        if rules.dry_run {
+            return Decision::Admitted(Permit {
+                tool,
+                fill: Some(rejection.fill),
+                overruled: Some(rejection),
+            });
+        }
+        Decision::Rejected(rejection)
+    }
+
+    fn warn(&self, limited: &Limited) {
+        if limited.buckets.was_pooled() {
+            log::warn!(
+                "limit '{}' has a million buckets that are not full: calls with other fields share one bucket \
+                 until there is room",
+                self.name(limited.number)
+            );
+        }
     }
 }
 
-/// A limit, and what its bucket holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Level<'a> {
-    /// The limit's name.
-    pub name: &'a str,
-    /// The limit.
-    pub limit: &'a Limit,
-    /// The whole tokens in the bucket.
-    pub remaining: u64,
+/// A tool of a limiter, looked up.
+///
+/// ```
+/// use callgate::{Limit, Limiter};
+///
+/// let limiter = Limiter::builder().limit("search", Limit::per_second(1)).build()?;
+/// let search = limiter.tool("search");
+/// assert!(search.try_acquire().is_admitted());
+/// assert!(!search.try_acquire().is_admitted());
+/// # Ok::<(), callgate::ConfigError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Tool<'a> {
+    limiter: &'a Limiter,
+    name: &'a str,
+    rules: Arc<Rules>,
+    /// Its place in the rules, where they name it exactly.
+    route: Option<usize>,
 }
 
-/// Collects limits for a [`Limiter`].
+impl<'a> Tool<'a> {
+    /// Decides now about a call without fields, as [`Limiter::try_acquire`] does.
+    #[inline(always)]
+    pub fn try_acquire(&self) -> Decision<'a> {
+        let limiter = self.limiter;
+        if let Some(index) = self.route
+            && limiter.current.is(&self.rules)
+        {
+            let route = self.rules.route_at(index);
+            if !route.plain.is_empty() {
+                let now = limiter.clock.now();
+                if let Some(decision) = limiter.decide_plain(&self.rules, route, now) {
+                    return decision;
+                }
+            }
+        }
+        limiter.decide_apart(&Call::new(self.name), || limiter.clock.now())
+    }
+}
+
+/// Threads keep the rules that they saw last: not the memory of a million buckets.
+impl Drop for Limiter {
+    fn drop(&mut self) {
+        self.current.hold().close(None);
+    }
+}
+
+/// Collects limits for a [`Limiter`], or for one to [reload](Limiter::reload).
 #[must_use]
 pub struct LimiterBuilder {
-    limits: Vec<(String, Limit)>,
-    default: Option<Limit>,
-    dry_run: bool,
+    config: Config,
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
 }
 
 impl fmt::Debug for LimiterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LimiterBuilder")
-            .field("limits", &self.limits)
+            .field("limits", &self.config.limits)
+            .field("default_limit", &self.config.default)
+            .field("dry_run", &self.config.dry_run)
             .finish_non_exhaustive()
     }
 }
@@ -164,19 +428,24 @@ impl LimiterBuilder {
     /// Adds a limit. Its name is the tool that it holds for, or a pattern of names, unless the
     /// limit names its [tools](Limit::tools) itself.
     pub fn limit(mut self, name: impl Into<String>, limit: Limit) -> Self {
-        self.limits.push((name.into(), limit));
+        self.config.limits.push((name.into(), limit));
         self
     }
 
-    /// Limits each tool that no other limit holds for, with one bucket for each tool.
+    /// Limits each tool that no other limit holds for: with a bucket for each of them, and for each
+    /// value of the fields that split it.
+    ///
+    /// Its name is `[default]`.
     pub fn default_limit(mut self, limit: Limit) -> Self {
-        self.default = Some(limit);
+        self.config.default = Some(limit);
         self
     }
 
     /// Whether to let every call pass, and only say what would have been refused.
+    ///
+    /// What would have been refused spends nothing.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
-        self.dry_run = dry_run;
+        self.config.dry_run = dry_run;
         self
     }
 
@@ -192,230 +461,18 @@ impl LimiterBuilder {
     /// Makes the limiter, every bucket full.
     ///
     /// # Errors
-    /// When a rate or burst is out of range, or a name is empty, a pattern, or given twice.
+    /// When a rate, burst or cost is out of range, a name is empty or given twice, or the default limit
+    /// names tools.
     pub fn build(self) -> Result<Limiter, ConfigError> {
-        let mut seen = HashSet::with_capacity(self.limits.len());
-        let mut limits = Vec::with_capacity(self.limits.len());
-        for (index, (name, limit)) in self.limits.into_iter().enumerate() {
-            check_name("name", &name)?;
-            let bucket = Bucket::new(&limit).map_err(|error| error.of_limit(&name))?;
-            let name = name.into_boxed_str();
-            if !seen.insert(name.clone()) {
-                return Err(ConfigError::new("name", "given once", "it twice").of_limit(&name));
-            }
-            limits.push(Limited {
-                cell: Cell::full(bucket),
-                name,
-                index,
-                limit,
-            });
-        }
-        let names: Vec<&str> = limits.iter().map(|limited| &*limited.name).collect();
+        let names = Numbered::default();
+        let rules = self.config.rules(None, 0, |name| names.number(name))?;
         Ok(Limiter {
-            names: Names::new(&names),
             clock: self
                 .clock
                 .map_or_else(|| Clock::Monotonic(Instant::now()), Clock::injected),
-            limits,
+            current: Current::new(rules),
+            names,
+            secret: Secret::new(),
         })
     }
-}
-
-/// A tool's call: its name and its cost.
-///
-/// ```
-/// use std::num::NonZeroU64;
-/// use callgate::Call;
-///
-/// let call = Call::new("search_documents").cost(NonZeroU64::new(5).unwrap());
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Call<'a> {
-    tool: &'a str,
-    cost: NonZeroU64,
-}
-
-impl<'a> Call<'a> {
-    /// A call of the tool of this name, at a cost of one token.
-    #[inline]
-    #[must_use]
-    pub const fn new(tool: &'a str) -> Self {
-        Self {
-            tool,
-            cost: NonZeroU64::MIN,
-        }
-    }
-
-    /// Sets the cost, in tokens.
-    #[inline]
-    #[must_use]
-    pub const fn cost(mut self, tokens: NonZeroU64) -> Self {
-        self.cost = tokens;
-        self
-    }
-}
-
-/// A tool of a limiter, looked up.
-#[derive(Clone, Copy, Debug)]
-pub struct Tool<'a> {
-    clock: &'a Clock,
-    limited: Option<&'a Limited>,
-}
-
-impl<'a> Tool<'a> {
-    /// The place of the tool's limit in [`Limiter::snapshot`], or none where it has no limit.
-    #[inline]
-    #[must_use]
-    pub fn index(&self) -> Option<usize> {
-        self.limited.map(|limited| limited.index)
-    }
-
-    /// Decides now, as [`Limiter::try_acquire`] does.
-    #[inline(always)]
-    pub fn try_acquire(&self, cost: NonZeroU64) -> Decision<'a> {
-        match self.limited {
-            Some(limited) => limited.decide(self.clock.now(), cost),
-            None => Decision::UNRESTRICTED,
-        }
-    }
-
-    /// Decides at a time of the caller's, as [`Limiter::try_acquire_at`] does.
-    #[inline]
-    pub fn try_acquire_at(&self, cost: NonZeroU64, elapsed: Duration) -> Decision<'a> {
-        match self.limited {
-            Some(limited) => limited.decide(nanos(elapsed), cost),
-            None => Decision::UNRESTRICTED,
-        }
-    }
-}
-
-impl Limited {
-    #[inline(always)]
-    fn decide(&self, now: u64, cost: NonZeroU64) -> Decision<'_> {
-        let bucket = &self.cell.bucket;
-        let Some(price) = bucket.price(cost.get()) else {
-            let missing = bucket.reached(now).missing(self.cell.state());
-            return self.reject(Reason::Cost, None, Peek { bucket, missing });
-        };
-        let reached = bucket.reached(now);
-        let drawn = self.cell.draw(reached, price);
-        let (Ok(state) | Err(state)) = drawn;
-        let missing = reached.missing(state);
-        let level = Peek { bucket, missing };
-        match drawn {
-            Ok(_) => Decision::Admitted(Permit { level: Some(level) }),
-            Err(_) => self.reject(Reason::Rate, Some(bucket.wait(state, now, price)), level),
-        }
-    }
-
-    #[inline]
-    fn reject<'a>(
-        &'a self,
-        reason: Reason,
-        retry_after: Option<Duration>,
-        level: Peek<'a>,
-    ) -> Decision<'a> {
-        Decision::Rejected(Rejection {
-            limit: &self.name,
-            reason,
-            retry_after,
-            level,
-        })
-    }
-
-    /// The whole tokens in the bucket; changes nothing.
-    fn level(&self, now: u64) -> u64 {
-        let bucket = &self.cell.bucket;
-        bucket.level(bucket.reached(now).missing(self.cell.state()))
-    }
-}
-
-/// A bucket as a decision saw it, and the units that it was then short of.
-#[derive(Clone, Copy)]
-struct Peek<'a> {
-    bucket: &'a Bucket,
-    missing: u64,
-}
-
-impl Peek<'_> {
-    #[inline]
-    fn remaining(&self) -> u64 {
-        self.bucket.level(self.missing)
-    }
-}
-
-impl fmt::Debug for Peek<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens", self.remaining())
-    }
-}
-
-/// Whether a call may run now.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "a decision says whether the call may run"]
-pub enum Decision<'a> {
-    /// It may; its tokens are spent.
-    Admitted(Permit<'a>),
-    /// It may not; nothing was spent.
-    Rejected(Rejection<'a>),
-}
-
-impl Decision<'_> {
-    /// A tool without a limit.
-    const UNRESTRICTED: Self = Self::Admitted(Permit { level: None });
-
-    /// Whether the call may run.
-    #[inline]
-    #[must_use]
-    pub fn is_admitted(&self) -> bool {
-        matches!(self, Self::Admitted(_))
-    }
-}
-
-/// What an admitted call was given.
-#[derive(Clone, Copy, Debug)]
-pub struct Permit<'a> {
-    level: Option<Peek<'a>>,
-}
-
-impl Permit<'_> {
-    /// The whole tokens left after the call; none where the tool has no limit.
-    #[inline]
-    #[must_use]
-    pub fn remaining(&self) -> Option<u64> {
-        self.level.map(|level| level.remaining())
-    }
-}
-
-/// Why a call was refused, and when to try again.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Rejection<'a> {
-    /// The limit that refused it.
-    pub limit: &'a str,
-    /// Why.
-    pub reason: Reason,
-    /// Enough time to wait, if nobody else spends, and no more than callgate needs; never zero.
-    /// None where no wait helps.
-    pub retry_after: Option<Duration>,
-    level: Peek<'a>,
-}
-
-impl Rejection<'_> {
-    /// The whole tokens in the bucket.
-    #[inline]
-    #[must_use]
-    pub fn remaining(&self) -> u64 {
-        self.level.remaining()
-    }
-}
-
-/// Why a call was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The bucket holds too few tokens now.
-    Rate,
-    /// The call costs more than the bucket ever holds.
-    Cost,
 }

@@ -40,8 +40,8 @@ fn refusal(limit: Limit) -> String {
 }
 
 fn remaining(limiter: &Limiter, now: Duration) -> u64 {
-    let level = limiter.snapshot_at(now).next();
-    level.expect("one limit").remaining
+    let level = limiter.snapshot_at(now).remove(0);
+    level.remaining.expect("one bucket")
 }
 
 /// Takes a token whenever `retry_after` says, through `time`. Returns how many.

@@ -159,7 +159,7 @@ fn debug_output_says_what_a_user_wrote_and_not_how_it_is_kept() {
     let decision = limiter.try_acquire_at(&Call::new("tool"), Duration::ZERO);
     assert_eq!(
         format!("{decision:?}"),
-        "Admitted(Permit { level: Some(1 tokens) })"
+        "Admitted(Permit { tool: Some(0), fill: Some(1 tokens), overruled: None })"
     );
 }
 

@@ -1,0 +1,215 @@
+//! A call, and what is decided about it.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::Limit;
+use crate::bucket::Fill;
+
+/// A tool's call: its name, its fields and its cost.
+///
+/// ```
+/// use std::num::NonZeroU64;
+/// use callgate::Call;
+///
+/// let call = Call::new("search_documents")
+///     .field("tenant", "acme")
+///     .cost(NonZeroU64::new(5).unwrap());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Call<'a> {
+    tool: &'a str,
+    cost: Option<NonZeroU64>,
+    fields: SmallVec<[(&'a str, &'a str); 2]>,
+}
+
+impl<'a> Call<'a> {
+    /// A call of the tool of this name, without fields, at the cost that its limits give it.
+    #[inline]
+    #[must_use]
+    pub const fn new(tool: &'a str) -> Self {
+        Self {
+            tool,
+            cost: None,
+            fields: SmallVec::new_const(),
+        }
+    }
+
+    /// Sets the cost, in tokens, whatever its limits say a call costs.
+    #[inline]
+    #[must_use]
+    pub fn cost(mut self, tokens: NonZeroU64) -> Self {
+        self.cost = Some(tokens);
+        self
+    }
+
+    /// Sets a field, for limits that are split [per](Limit::per) this field; others do not look at it.
+    ///
+    /// Any text is a value of its own, the empty one too. The field `tool` is the tool's name,
+    /// whatever is set here.
+    #[inline]
+    #[must_use]
+    pub fn field(mut self, name: &'a str, value: &'a str) -> Self {
+        match self.fields.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => self.fields.push((name, value)),
+        }
+        self
+    }
+
+    #[inline]
+    pub(crate) fn tool(&self) -> &'a str {
+        self.tool
+    }
+
+    #[inline]
+    pub(crate) fn given_cost(&self) -> Option<u64> {
+        self.cost.map(NonZeroU64::get)
+    }
+
+    #[inline]
+    pub(crate) fn value(&self, field: &str) -> Option<&'a str> {
+        let mut fields = self.fields.iter();
+        fields
+            .find(|(name, _)| *name == field)
+            .map(|&(_, value)| value)
+    }
+}
+
+/// Whether a call may run now.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a decision says whether the call may run"]
+pub enum Decision<'a> {
+    /// It may; its tokens are spent.
+    Admitted(Permit<'a>),
+    /// It may not; nothing was spent.
+    Rejected(Rejection<'a>),
+}
+
+impl Decision<'_> {
+    /// A tool without a limit.
+    pub(crate) const UNRESTRICTED: Self = Self::Admitted(Permit {
+        tool: None,
+        fill: None,
+        overruled: None,
+    });
+
+    /// Whether the call may run.
+    #[inline]
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        matches!(self, Self::Admitted(_))
+    }
+
+    /// The number of the tool's name, where a limit names it exactly: see [`Limiter::names`](crate::Limiter::names).
+    #[inline]
+    #[must_use]
+    pub fn tool_number(&self) -> Option<usize> {
+        match self {
+            Self::Admitted(permit) => permit.tool,
+            Self::Rejected(rejection) => rejection.tool,
+        }
+    }
+}
+
+/// What an admitted call was given.
+#[derive(Clone, Copy, Debug)]
+pub struct Permit<'a> {
+    pub(crate) tool: Option<usize>,
+    pub(crate) fill: Option<Remaining>,
+    pub(crate) overruled: Option<Rejection<'a>>,
+}
+
+impl<'a> Permit<'a> {
+    #[inline]
+    pub(crate) fn new(tool: Option<usize>, fill: Fill) -> Self {
+        Self {
+            tool,
+            fill: Some(Remaining(fill)),
+            overruled: None,
+        }
+    }
+
+    /// The whole tokens left after the call under the tightest of its limits; none where it has none.
+    #[inline]
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        self.fill.map(|fill| fill.0.tokens())
+    }
+
+    /// What would have refused the call, had this not been a [dry run](crate::LimiterBuilder::dry_run).
+    #[inline]
+    #[must_use]
+    pub fn overruled(&self) -> Option<&Rejection<'a>> {
+        self.overruled.as_ref()
+    }
+}
+
+/// Why a call was refused, and when to try again.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Rejection<'a> {
+    /// The limit that refused it: of several, the one that does so for the longest.
+    pub limit: &'a str,
+    /// Why.
+    pub reason: Reason,
+    /// Enough time to wait, if nobody else spends, and no more than callgate needs; never zero.
+    /// None where no wait helps.
+    pub retry_after: Option<Duration>,
+    pub(crate) number: usize,
+    pub(crate) tool: Option<usize>,
+    pub(crate) fill: Remaining,
+}
+
+impl Rejection<'_> {
+    /// The whole tokens in the bucket, of several limits in the tightest.
+    #[inline]
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.fill.0.tokens()
+    }
+
+    /// The number of the limit's name: see [`Limiter::names`](crate::Limiter::names).
+    #[inline]
+    #[must_use]
+    pub fn limit_number(&self) -> usize {
+        self.number
+    }
+}
+
+/// A bucket's fill, for those who ask how many tokens it is: telling takes a division.
+#[derive(Clone, Copy)]
+pub(crate) struct Remaining(pub(crate) Fill);
+
+impl fmt::Debug for Remaining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.0.tokens())
+    }
+}
+
+/// Why a call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The bucket holds too few tokens now.
+    Rate,
+    /// The call costs more than the bucket ever holds.
+    Cost,
+}
+
+/// A limit, and what its buckets hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Level<'a> {
+    /// The limit's name; `[default]` for the one that holds for tools without another.
+    pub name: &'a str,
+    /// The limit.
+    pub limit: Limit,
+    /// The whole tokens in the bucket; none where fields split the limit, since each bucket has its own.
+    pub remaining: Option<u64>,
+    /// How many buckets are not full, or were not when last looked at: 1 where nothing splits the limit.
+    pub buckets: usize,
+}

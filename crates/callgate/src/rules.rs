@@ -1,0 +1,414 @@
+//! Rules: which limits hold for a tool, and which of a limit's buckets a call draws from.
+//!
+//! A tool's limits are found once for each name. Names that limits give exactly are in a table made
+//! for them; names that only patterns match are matched once and then remembered, as many as fit into
+//! a cache of fixed size.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+use rustc_hash::FxBuildHasher;
+use siphasher::sip128::{Hasher128, SipHasher13};
+use wildmatch::WildMatch;
+
+use crate::bucket::{Bucket, Price};
+use crate::decision::Call;
+use crate::limit::check_name;
+use crate::names::{Names, same};
+use crate::store::Key;
+use crate::store::memory::Buckets;
+use crate::{ConfigError, Limit};
+
+/// The name of the limit for tools that no other limit holds for: nothing else can have it.
+pub(crate) const DEFAULT: &str = "[default]";
+
+/// How many names that are not given exactly are remembered, and how long they may be.
+const REMEMBERED: usize = 256;
+const LONGEST_REMEMBERED: usize = 256;
+
+/// What a user asks for: the limits with their names, and what holds for the rest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) limits: Vec<(String, Limit)>,
+    pub(crate) default: Option<Limit>,
+    pub(crate) dry_run: bool,
+}
+
+/// All limits, by tool.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    /// No other rules in this process have this number.
+    pub(crate) edition: u64,
+    names: Names,
+    routes: Box<[Route]>,
+    /// In the order they were given, the default last.
+    limits: Box<[Arc<Limited>]>,
+    /// The limits that hold for some names not in `names`.
+    patterns: Box<[Arc<Limited>]>,
+    default: Box<[Arc<Limited>]>,
+    remembered: Box<[Remembered]>,
+    pub(crate) dry_run: bool,
+}
+
+/// A tool that a limit names exactly.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) tool: Box<str>,
+    /// The number of its name.
+    pub(crate) number: usize,
+    /// Where fields split none of its limits: their buckets, and what a call costs. Else nothing.
+    pub(crate) plain: Box<[(Arc<Buckets>, Price)]>,
+    pub(crate) limits: Box<[Arc<Limited>]>,
+}
+
+/// A limit in force.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    /// The number of its name.
+    pub(crate) number: usize,
+    pub(crate) limit: Limit,
+    pub(crate) buckets: Arc<Buckets>,
+    tools: Box<[Tools]>,
+    /// What splits it.
+    parts: Box<[Part]>,
+}
+
+/// What a limit's `tools` says, or its name.
+#[derive(Debug)]
+enum Tools {
+    Named(Box<str>),
+    Like(WildMatch),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Tool,
+    Field(Box<str>),
+}
+
+type Remembered = RwLock<Option<(Box<str>, Box<[Arc<Limited>]>)>>;
+
+/// A limit that was found to be right, before it has buckets.
+struct Checked<'a> {
+    name: &'a str,
+    limit: &'a Limit,
+    bucket: Bucket,
+    tools: Box<[Tools]>,
+    parts: Box<[Part]>,
+}
+
+impl Config {
+    /// The rules that this asks for. Limits that `old` rules have under the same name keep what is in
+    /// their buckets: nothing happens to those unless all is right.
+    pub(crate) fn rules(
+        &self,
+        old: Option<&Rules>,
+        now: u64,
+        mut number: impl FnMut(&str) -> usize,
+    ) -> Result<Rules, ConfigError> {
+        let checked = self.check()?;
+        let limits: Box<[_]> = checked
+            .into_iter()
+            .map(|checked| {
+                let number = number(checked.name);
+                let before = old.and_then(|old| old.limits.iter().find(|old| old.number == number));
+                Arc::new(checked.in_force(number, before.map(|old| &**old), now))
+            })
+            .collect();
+        Ok(Rules::new(limits, self, number))
+    }
+
+    fn check(&self) -> Result<Vec<Checked<'_>>, ConfigError> {
+        let mut seen = HashSet::with_capacity(self.limits.len());
+        let mut checked = Vec::with_capacity(self.limits.len() + 1);
+        for (name, limit) in &self.limits {
+            let named = |error: ConfigError| error.of_limit(name);
+            check_name("name", name)?;
+            if !seen.insert(name) {
+                return Err(named(ConfigError::new("name", "given once", "it twice")));
+            }
+            let tools = match limit.shared_by() {
+                None => Box::from([Tools::new(name)]),
+                Some(tools) => tools.iter().map(|tool| Tools::new(tool)).collect(),
+            };
+            let parts = limit.split_by().iter().map(|field| Part::new(field));
+            checked.push(Checked {
+                bucket: Bucket::new(limit).map_err(named)?,
+                tools,
+                parts: parts.collect(),
+                name,
+                limit,
+            });
+        }
+        if let Some(limit) = &self.default {
+            checked.push(Checked::default(limit).map_err(|error| error.of_limit(DEFAULT))?);
+        }
+        Ok(checked)
+    }
+}
+
+impl<'a> Checked<'a> {
+    /// The limit for all other tools is one of many buckets, split by the tool.
+    fn default(limit: &'a Limit) -> Result<Self, ConfigError> {
+        if let Some(tools) = limit.shared_by() {
+            let given = format!("{tools:?}");
+            return Err(ConfigError::new(
+                "tools",
+                "left out: it holds for all other tools",
+                given,
+            ));
+        }
+        let fields = limit.split_by().iter().map(|field| Part::new(field));
+        let others = fields.filter(|part| *part != Part::Tool);
+        Ok(Self {
+            name: DEFAULT,
+            limit,
+            bucket: Bucket::new(limit)?,
+            tools: Box::default(),
+            parts: std::iter::once(Part::Tool).chain(others).collect(),
+        })
+    }
+
+    fn in_force(self, number: usize, old: Option<&Limited>, now: u64) -> Limited {
+        let Self {
+            bucket,
+            tools,
+            parts,
+            limit,
+            ..
+        } = self;
+        let split = !parts.is_empty();
+        let buckets = match old {
+            None => Arc::new(Buckets::full(bucket, split)),
+            Some(old) if old.buckets.bucket == bucket && old.parts == parts => {
+                Arc::clone(&old.buckets)
+            }
+            Some(old) => {
+                let new_keys = old.parts != parts;
+                Arc::new(old.buckets.carry(bucket, split, new_keys, now))
+            }
+        };
+        Limited {
+            number,
+            limit: limit.clone(),
+            buckets,
+            tools,
+            parts,
+        }
+    }
+}
+
+impl Rules {
+    fn new(
+        limits: Box<[Arc<Limited>]>,
+        config: &Config,
+        mut number: impl FnMut(&str) -> usize,
+    ) -> Self {
+        static EDITIONS: AtomicU64 = AtomicU64::new(0);
+        let (given, default) = limits.split_at(config.limits.len());
+        let mut seen = HashSet::new();
+        let exact = given.iter().flat_map(|limited| &limited.tools);
+        let exact = exact.filter_map(|tools| match tools {
+            Tools::Named(name) if seen.insert(name) => Some(name),
+            _ => None,
+        });
+        let routes: Box<[_]> = exact
+            .map(|tool| Route::new(tool, number(tool), matching(given, tool)))
+            .collect();
+        let names: Vec<&str> = routes.iter().map(|route| &*route.tool).collect();
+        let patterns = given.iter().filter(|limited| {
+            let mut tools = limited.tools.iter();
+            tools.any(|tools| matches!(tools, Tools::Like(_)))
+        });
+        let patterns: Box<[_]> = patterns.cloned().collect();
+        let remembered = if patterns.is_empty() { 0 } else { REMEMBERED };
+        Self {
+            edition: EDITIONS.fetch_add(1, Ordering::Relaxed),
+            names: Names::new(&names),
+            patterns,
+            default: default.into(),
+            remembered: (0..remembered).map(|_| RwLock::default()).collect(),
+            dry_run: config.dry_run,
+            routes,
+            limits,
+        }
+    }
+
+    /// The limits in the order they were given, the default last.
+    pub(crate) fn limits(&self) -> &[Arc<Limited>] {
+        &self.limits
+    }
+
+    /// The only tool named exactly that may have this name; the caller compares.
+    #[inline]
+    pub(crate) fn candidate(&self, tool: &str) -> Option<&Route> {
+        self.names.candidate(tool).map(|index| &self.routes[index])
+    }
+
+    /// The tool of this name, if it is named exactly.
+    pub(crate) fn route(&self, tool: &str) -> Option<usize> {
+        let index = self.names.candidate(tool)?;
+        same(&self.routes[index].tool, tool).then_some(index)
+    }
+
+    #[inline]
+    pub(crate) fn route_at(&self, index: usize) -> &Route {
+        &self.routes[index]
+    }
+
+    /// Whether a tool that is not named exactly may be limited.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        !(self.patterns.is_empty() && self.default.is_empty())
+    }
+
+    /// Gives `then` the limits of a tool, and the number of its name if it is named exactly.
+    pub(crate) fn with_limits<T>(
+        &self,
+        tool: &str,
+        then: impl FnOnce(&[Arc<Limited>], Option<usize>) -> T,
+    ) -> T {
+        if let Some(index) = self.route(tool) {
+            let route = &self.routes[index];
+            return then(&route.limits, Some(route.number));
+        }
+        if self.patterns.is_empty() {
+            return then(&self.default, None);
+        }
+        let place = usize::try_from(FxBuildHasher.hash_one(tool) % REMEMBERED as u64).unwrap_or(0);
+        let place = &self.remembered[place];
+        // Nobody waits here: it is as well to match again.
+        if let Ok(remembered) = place.try_read()
+            && let Some((name, limits)) = &*remembered
+            && **name == *tool
+        {
+            return then(limits, None);
+        }
+        let limits = matching(&self.patterns, tool);
+        let limits = if limits.is_empty() {
+            self.default.clone()
+        } else {
+            limits
+        };
+        if tool.len() <= LONGEST_REMEMBERED
+            && let Ok(mut place) = place.try_write()
+        {
+            *place = Some((tool.into(), limits.clone()));
+        }
+        then(&limits, None)
+    }
+
+    /// Gives the memory of all buckets back that `next` does not go on with, and sends their callers away.
+    pub(crate) fn close(&self, next: Option<&Self>) {
+        for old in &self.limits {
+            let kept = next.is_some_and(|next| {
+                let mut kept = next.limits.iter().map(|limited| &limited.buckets);
+                kept.any(|buckets| Arc::ptr_eq(buckets, &old.buckets))
+            });
+            if !kept {
+                old.buckets.close();
+            }
+        }
+    }
+}
+
+/// Those that hold for a tool, in the order in which callers freeze.
+fn matching(limits: &[Arc<Limited>], tool: &str) -> Box<[Arc<Limited>]> {
+    let matching = limits.iter().filter(|limited| limited.holds_for(tool));
+    let mut matching: Vec<_> = matching.cloned().collect();
+    matching.sort_by_key(|limited| limited.buckets.order());
+    matching.into()
+}
+
+impl Route {
+    fn new(tool: &str, number: usize, limits: Box<[Arc<Limited>]>) -> Self {
+        let plain = limits.iter().map(|limited| {
+            let price = limited.price(None).filter(|_| limited.parts.is_empty())?;
+            Some((Arc::clone(&limited.buckets), price))
+        });
+        let plain = plain.collect::<Option<_>>().unwrap_or_default();
+        Self {
+            tool: tool.into(),
+            number,
+            plain,
+            limits,
+        }
+    }
+}
+
+impl Limited {
+    fn holds_for(&self, tool: &str) -> bool {
+        self.tools.iter().any(|tools| match tools {
+            Tools::Named(name) => **name == *tool,
+            Tools::Like(pattern) => pattern.matches(tool),
+        })
+    }
+
+    /// What a call comes to that costs so much, or does not say.
+    pub(crate) fn price(&self, cost: Option<u64>) -> Option<Price> {
+        self.buckets
+            .bucket
+            .price(cost.unwrap_or(self.limit.default_cost()))
+    }
+
+    /// Whether another limit is split the same way.
+    pub(crate) fn splits_like(&self, other: &Self) -> bool {
+        self.parts == other.parts
+    }
+
+    /// The key of a call's bucket, where something splits the limit.
+    pub(crate) fn key(&self, secret: &Secret, call: &Call<'_>) -> Option<Key> {
+        if self.parts.is_empty() {
+            return None;
+        }
+        let mut hasher = secret.0;
+        for part in &self.parts {
+            let value = match part {
+                Part::Tool => Some(call.tool()),
+                Part::Field(name) => call.value(name),
+            };
+            // No two calls that differ here write the same bytes.
+            let length = value.map_or(u64::MAX, |value| value.len() as u64);
+            hasher.write(&length.to_le_bytes());
+            hasher.write(value.unwrap_or_default().as_bytes());
+        }
+        Some(Key::new(hasher.finish128().as_u128()))
+    }
+}
+
+impl Tools {
+    fn new(text: &str) -> Self {
+        if text.contains(['*', '?']) {
+            Self::Like(WildMatch::new(text))
+        } else {
+            Self::Named(text.into())
+        }
+    }
+}
+
+impl Part {
+    fn new(field: &str) -> Self {
+        if field == "tool" {
+            Self::Tool
+        } else {
+            Self::Field(field.into())
+        }
+    }
+}
+
+/// What fingerprints are made with: who does not know it cannot make two keys share a bucket.
+///
+/// `SipHash-1-3` of 128 bits (J.-P. Aumasson, D. J. Bernstein, "`SipHash`: a fast short-input PRF", 2012),
+/// under a random secret that lives as long as the limiter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Secret(SipHasher13);
+
+impl Secret {
+    pub(crate) fn new() -> Self {
+        // The standard library has no other source of randomness.
+        let random = || RandomState::new().hash_one(0);
+        Self(SipHasher13::new_with_keys(random(), random()))
+    }
+}

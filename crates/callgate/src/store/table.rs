@@ -1,0 +1,333 @@
+//! The buckets of many keys: 24 bytes each, in shards that are locked one at a time.
+//!
+//! A key is a fingerprint of 128 bits, so a known one is found without an allocation and without
+//! reading what it was made of. Shards are open addressing with linear probing (D. Knuth, The Art of
+//! Computer Programming 3, 6.4), of any size and not only powers of two: four of five slots are
+//! taken at most, and five of eight or so after a shard has grown, so a key takes 30 to 38 bytes.
+//!
+//! Whoever draws from a known bucket holds its shard for reading; only a new key locks it for
+//! writing. Room is made by dropping full buckets, which is no loss: a key without a bucket is full.
+
+use std::ops::Deref;
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::{mem, sync};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::memory::Moved;
+
+const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
+
+/// How many keys a shard has buckets for: a million in all shards, and some more, since they do not
+/// fill up evenly.
+const MOST_KEYS: usize = 1 << 14;
+
+/// How many slots are searched for a full bucket when a shard holds that many.
+const SEARCHED: usize = 16;
+
+/// A fingerprint: two halves of 64 random bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key([u64; 2]);
+
+impl Key {
+    /// Marks a free slot.
+    const NONE: Self = Self([0; 2]);
+
+    pub(crate) fn new(fingerprint: u128) -> Self {
+        // Nothing has the mark of a free slot.
+        let halves = fingerprint.max(1);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        Self([(halves >> 64) as u64, halves as u64])
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "below 64")]
+    fn shard(self) -> usize {
+        (self.0[1] % SHARDS as u64) as usize
+    }
+
+    /// Where to look first among so many slots.
+    #[expect(clippy::cast_possible_truncation, reason = "below `slots`")]
+    fn home(self, slots: usize) -> usize {
+        ((u128::from(self.0[0]) * slots as u128) >> 64) as usize
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    shards: Box<[RwLock<Shard>]>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shard {
+    slots: Box<[Slot]>,
+    kept: usize,
+    most: usize,
+    /// No bucket that was dropped stood higher. A caller with an old reading of the clock may find its
+    /// bucket gone that is not full at that time: it starts from here.
+    horizon: u64,
+    /// Where to search for full buckets next.
+    hand: usize,
+    moved: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    key: Key,
+    word: AtomicU64,
+}
+
+pub(crate) type ReadShard<'a> = Held<RwLockReadGuard<'a, Shard>>;
+pub(crate) type WriteShard<'a> = Held<RwLockWriteGuard<'a, Shard>>;
+
+/// A shard that is held and has not moved.
+pub(crate) struct Held<Guard>(Guard);
+
+impl<Guard: Deref<Target = Shard>> Held<Guard> {
+    #[inline]
+    pub(crate) fn find(&self, key: Key) -> Option<usize> {
+        self.0.find(key).ok()
+    }
+
+    #[inline]
+    pub(crate) fn word(&self, slot: usize) -> &AtomicU64 {
+        &self.0.slots[slot].word
+    }
+
+    /// The state of a bucket that is made now, where a full one has this state.
+    pub(crate) fn start(&self, full: u64) -> u64 {
+        full.max(self.0.horizon)
+    }
+}
+
+impl WriteShard<'_> {
+    /// The slot of a key, made where it has none; none where there is no room either. Buckets at
+    /// `full` or below are full.
+    pub(crate) fn find_or_make(&mut self, key: Key, start: u64, full: u64) -> Option<usize> {
+        let start = self.start(start);
+        let shard = &mut *self.0;
+        match shard.find(key) {
+            Ok(slot) => Some(slot),
+            Err(_) if !shard.make_room(full) => None,
+            Err(_) => Some(shard.insert(key, start)),
+        }
+    }
+}
+
+impl Table {
+    pub(crate) fn new() -> Self {
+        Self::of((0..SHARDS).map(|_| Shard::new(MOST_KEYS)))
+    }
+
+    fn of(shards: impl Iterator<Item = Shard>) -> Self {
+        Self {
+            shards: shards.map(RwLock::new).collect(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn read(&self, key: Key) -> Result<ReadShard<'_>, Moved> {
+        held(read(&self.shards[key.shard()]))
+    }
+
+    pub(crate) fn write(&self, key: Key) -> Result<WriteShard<'_>, Moved> {
+        held(write(&self.shards[key.shard()]))
+    }
+
+    /// How many keys have a bucket.
+    pub(crate) fn kept(&self) -> Result<usize, Moved> {
+        let kept = |shard| Ok(held(read(shard))?.0.kept);
+        self.shards.iter().map(kept).sum()
+    }
+
+    /// A table with the same keys and what their states come to now, and the highest state of those
+    /// that have none; this one is empty from then on. Buckets at `full` or below are full.
+    pub(crate) fn carry(&self, full: u64, carried: impl Fn(u64) -> u64) -> (Self, u64) {
+        let mut highest = 0;
+        let shards = self.shards.iter().map(|shard| {
+            let mut old = write(shard).leave();
+            old.rebuild(full);
+            highest = highest.max(mem::take(&mut old.horizon));
+            for slot in &old.slots {
+                if slot.key != Key::NONE {
+                    slot.word.store(carried(slot.state()), Ordering::Relaxed);
+                }
+            }
+            old
+        });
+        (Self::of(shards), highest)
+    }
+
+    /// Empties the table for good, and says what its highest state was.
+    pub(crate) fn clear(&self) -> u64 {
+        let highest = |shard| {
+            let old = write(shard).leave();
+            let states = old.slots.iter().map(Slot::state);
+            states.max().unwrap_or(0).max(old.horizon)
+        };
+        self.shards.iter().map(highest).max().unwrap_or(0)
+    }
+}
+
+impl Shard {
+    fn new(most: usize) -> Self {
+        Self {
+            slots: Box::default(),
+            kept: 0,
+            most,
+            horizon: 0,
+            hand: 0,
+            moved: false,
+        }
+    }
+
+    /// The slot of a key, or else the free one where it would go.
+    #[inline]
+    fn find(&self, key: Key) -> Result<usize, usize> {
+        if self.slots.is_empty() {
+            return Err(0);
+        }
+        let mut slot = key.home(self.slots.len());
+        loop {
+            let found = self.slots[slot].key;
+            if found == key {
+                return Ok(slot);
+            }
+            if found == Key::NONE {
+                return Err(slot);
+            }
+            slot = self.after(slot);
+        }
+    }
+
+    fn after(&self, slot: usize) -> usize {
+        let next = slot + 1;
+        if next == self.slots.len() { 0 } else { next }
+    }
+
+    /// Puts in a key that is not there, where there is room for it.
+    fn insert(&mut self, key: Key, state: u64) -> usize {
+        let (Ok(slot) | Err(slot)) = self.find(key);
+        self.slots[slot].key = key;
+        self.slots[slot].word.store(state, Ordering::Relaxed);
+        self.kept += 1;
+        slot
+    }
+
+    /// Whether one more key has room, made where there was none.
+    fn make_room(&mut self, full: u64) -> bool {
+        if self.kept < room(self.slots.len()) {
+            return true;
+        }
+        if self.kept < self.most {
+            self.rebuild(full);
+            return true;
+        }
+        self.drop_some(full)
+    }
+
+    /// Drops all full buckets, and takes a size at which a quarter as many keys as are left fit in.
+    fn rebuild(&mut self, full: u64) {
+        let mut left = Vec::with_capacity(self.kept);
+        for slot in self.slots.iter().filter(|slot| slot.key != Key::NONE) {
+            match slot.state() {
+                state if state > full => left.push((slot.key, state)),
+                state => self.horizon = self.horizon.max(state),
+            }
+        }
+        let keys = (left.len() + (left.len() / 4).max(1)).min(self.most);
+        self.slots = (0..slots_for(keys)).map(|_| Slot::free()).collect();
+        self.kept = 0;
+        self.hand = 0;
+        for (key, state) in left {
+            self.insert(key, state);
+        }
+    }
+
+    /// All that is in it; it is empty from then on, and sends callers away.
+    fn leave(&mut self) -> Self {
+        let left = Self {
+            moved: true,
+            ..Self::new(self.most)
+        };
+        mem::replace(self, left)
+    }
+
+    /// Drops full buckets from the next few slots; whether there were any.
+    fn drop_some(&mut self, full: u64) -> bool {
+        let before = self.kept;
+        for _ in 0..SEARCHED {
+            let slot = &self.slots[self.hand];
+            let state = slot.state();
+            if slot.key != Key::NONE && state <= full {
+                self.horizon = self.horizon.max(state);
+                self.remove(self.hand);
+            } else {
+                self.hand = self.after(self.hand);
+            }
+        }
+        self.kept < before
+    }
+
+    /// Frees a slot, and moves those back that it had pushed on (Knuth's algorithm R).
+    fn remove(&mut self, slot: usize) {
+        let slots = self.slots.len();
+        let (mut hole, mut next) = (slot, self.after(slot));
+        while self.slots[next].key != Key::NONE {
+            let from = |start: usize| (next + slots - start) % slots;
+            if from(self.slots[next].key.home(slots)) >= from(hole) {
+                self.slots.swap(hole, next);
+                hole = next;
+            }
+            next = self.after(next);
+        }
+        self.slots[hole] = Slot::free();
+        self.kept -= 1;
+    }
+}
+
+impl Slot {
+    fn free() -> Self {
+        Self {
+            key: Key::NONE,
+            word: AtomicU64::new(0),
+        }
+    }
+
+    /// Of a bucket that nobody else can draw from now.
+    fn state(&self) -> u64 {
+        self.word.load(Ordering::Relaxed)
+    }
+}
+
+/// How many keys so many slots are for.
+fn room(slots: usize) -> usize {
+    slots * 4 / 5
+}
+
+/// The slots for so many keys.
+fn slots_for(keys: usize) -> usize {
+    (keys * 5).div_ceil(4)
+}
+
+fn read(shard: &RwLock<Shard>) -> RwLockReadGuard<'_, Shard> {
+    shard.read().unwrap_or_else(sync::PoisonError::into_inner)
+}
+
+fn write(shard: &RwLock<Shard>) -> RwLockWriteGuard<'_, Shard> {
+    shard.write().unwrap_or_else(sync::PoisonError::into_inner)
+}
+
+#[inline]
+fn held<Guard: Deref<Target = Shard>>(guard: Guard) -> Result<Held<Guard>, Moved> {
+    if guard.moved {
+        Err(Moved)
+    } else {
+        Ok(Held(guard))
+    }
+}
