@@ -1,6 +1,6 @@
 """The extension module: the core's types."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, SupportsIndex, final
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "ToolRateLimit",
     "__version__",
     "decision_counts",
+    "main",
     "reset_decision_counts",
     "restore_decision",
 ]
@@ -228,6 +229,7 @@ class Limiter:
     def _admit(self, tool: str) -> Decision | None: ...
 
 def decision_counts() -> list[tuple[str, str, str, int]]: ...
+def main(argv: Sequence[str]) -> int: ...
 def reset_decision_counts() -> None: ...
 def restore_decision(
     tool: str,

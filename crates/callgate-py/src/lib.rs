@@ -4,6 +4,7 @@
 //! an injected clock brings along: a decision is far shorter than handing the GIL over, and a lock that is only ever held
 //! under the GIL cannot be held by another thread when a process forks.
 
+mod command;
 mod counts;
 mod decision;
 mod limit;
@@ -17,6 +18,8 @@ use pyo3::types::PyType;
 
 #[pymodule]
 mod _callgate {
+    #[pymodule_export]
+    use crate::command::main;
     #[pymodule_export]
     use crate::counts::{decision_counts, reset_decision_counts};
     #[pymodule_export]
