@@ -105,6 +105,16 @@ impl Decision<'_> {
         matches!(self, Self::Admitted(_))
     }
 
+    /// Whether any limit held for the tool.
+    #[inline]
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        match self {
+            Self::Admitted(permit) => permit.fill.is_some(),
+            Self::Rejected(_) => true,
+        }
+    }
+
     /// The number of the tool's name, where a limit names it exactly: see [`Limiter::names`](crate::Limiter::names).
     #[inline]
     #[must_use]

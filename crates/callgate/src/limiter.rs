@@ -170,6 +170,30 @@ impl Limiter {
         })
     }
 
+    /// Whether any limit holds for a tool of this name.
+    #[must_use]
+    pub fn is_limited(&self, tool: &str) -> bool {
+        let rules = self.current.take();
+        let limited = rules.with_limits(tool, |limits, _| !limits.is_empty());
+        self.current.keep(rules);
+        limited
+    }
+
+    /// The fields that split the limits of a tool of this name, each once.
+    #[must_use]
+    pub fn fields_of(&self, tool: &str) -> Vec<String> {
+        let rules = self.current.get();
+        rules.with_limits(tool, |limits, _| {
+            let mut fields = Vec::new();
+            for field in limits.iter().flat_map(|limited| limited.limit.split_by()) {
+                if field != "tool" && !fields.contains(field) {
+                    fields.push(field.clone());
+                }
+            }
+            fields
+        })
+    }
+
     /// The limits in the order they were given, the default last, and what their buckets hold.
     ///
     /// Looking changes nothing: no token is spent, no bucket made.
