@@ -315,6 +315,32 @@ impl Limiter {
         })
     }
 
+    /// Decides by the one limit of a tool, if the call's key has a bucket that has not moved.
+    #[inline]
+    fn decide_kept(
+        &self,
+        rules: &Rules,
+        limited: &Limited,
+        tool: Option<Number>,
+        call: &Call<'_>,
+        now: u64,
+    ) -> Option<Decision<'_>> {
+        let key = limited.key(&self.secret, call)?;
+        let price = limited.price(call.given_cost())?;
+        let bucket = &limited.buckets.bucket;
+        let reached = bucket.reached(now);
+        let drawn = limited.buckets.draw_kept(key, reached, price).ok()??;
+        let (Ok(state) | Err(state)) = drawn;
+        let fill = bucket.fill(reached.missing(state));
+        Some(match drawn {
+            Ok(_) => Decision::Admitted(Permit::new(tool, fill)),
+            Err(state) => {
+                let wait = bucket.wait(state, now, price);
+                self.reject(rules, limited, tool, Some(wait), fill)
+            }
+        })
+    }
+
     /// Decides by any number of limits; not where a bucket has moved.
     fn decide_by(
         &self,
@@ -326,6 +352,11 @@ impl Limiter {
     ) -> Option<Decision<'_>> {
         if limits.is_empty() {
             return Some(Decision::UNRESTRICTED);
+        }
+        if let [only] = limits
+            && let Some(decision) = self.decide_kept(rules, only, tool, call, now)
+        {
+            return Some(decision);
         }
         let mut draws = SmallVec::<[Draw<'_>; 4]>::new();
         let mut before: Option<(&Limited, _)> = None;

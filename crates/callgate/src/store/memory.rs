@@ -18,7 +18,7 @@ use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Counter;
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::thread::yield_now;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use std::time::Duration;
 #[cfg(loom)]
 use loom::hint::spin_loop;
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::thread::yield_now;
 
@@ -61,8 +61,13 @@ pub(crate) struct Buckets {
     table: Option<Table>,
     /// Callers freeze in this order.
     order: u64,
-    pooled: AtomicBool,
+    /// Nothing, or one of the two below.
+    pooled: AtomicU8,
 }
+
+/// A key found no place for a bucket of its own; and that was told.
+const POOLED: u8 = 1;
+const TOLD: u8 = 2;
 
 impl Buckets {
     /// Full buckets: one, or one for each key.
@@ -77,7 +82,7 @@ impl Buckets {
             bucket,
             table,
             order: MADE.fetch_add(1, Ordering::Relaxed),
-            pooled: AtomicBool::new(false),
+            pooled: AtomicU8::new(0),
         }
     }
 
@@ -90,12 +95,7 @@ impl Buckets {
     /// else the one that refused it.
     #[inline]
     pub(crate) fn draw(&self, now: Reached<'_>, price: Price) -> Result<Result<u64, u64>, Moved> {
-        let seen = self.word.load(Ordering::Relaxed);
-        let drawn = swap(&self.word, seen, |state| {
-            let next = Bucket::draw(state, now, price)?;
-            Some((next, next))
-        })?;
-        Ok(drawn.map(|(_, next)| next))
+        draw(&self.word, now, price)
     }
 
     /// The whole tokens in the one bucket, and how many keys have a bucket; changes nothing.
@@ -105,9 +105,27 @@ impl Buckets {
         Ok((self.bucket.fill(missing).tokens(), kept))
     }
 
-    /// Whether a key found no place for a bucket of its own since this was last asked.
+    /// Draws from a key's bucket, as [`draw`](Self::draw), where the key has one.
+    #[inline]
+    pub(crate) fn draw_kept(
+        &self,
+        key: Key,
+        now: Reached<'_>,
+        price: Price,
+    ) -> Result<Option<Result<u64, u64>>, Moved> {
+        let Some(table) = &self.table else {
+            return Ok(None);
+        };
+        let shard = table.read(key)?;
+        let slot = shard.find(key);
+        slot.map(|slot| draw(shard.word(slot), now, price))
+            .transpose()
+    }
+
+    /// Whether a key found no place for a bucket of its own; says so only once.
     pub(crate) fn was_pooled(&self) -> bool {
-        self.pooled.load(Ordering::Relaxed) && self.pooled.swap(false, Ordering::Relaxed)
+        self.pooled.load(Ordering::Relaxed) == POOLED
+            && self.pooled.swap(TOLD, Ordering::Relaxed) == POOLED
     }
 
     /// Buckets of the same limit under other numbers, which take over what these hold; these are gone.
@@ -134,6 +152,8 @@ impl Buckets {
         let word = carried(word);
         let buckets = Self::with_table(bucket, table);
         buckets.word.store(word, Ordering::Relaxed);
+        let pooled = self.pooled.load(Ordering::Relaxed);
+        buckets.pooled.store(pooled, Ordering::Relaxed);
         buckets
     }
 
@@ -300,7 +320,9 @@ fn find(
     if let Some(slot) = made {
         return go_on(At::Word(shard.word(slot)));
     }
-    draw.buckets.pooled.store(true, Ordering::Relaxed);
+    if draw.buckets.pooled.load(Ordering::Relaxed) == 0 {
+        draw.buckets.pooled.store(POOLED, Ordering::Relaxed);
+    }
     go_on(At::Word(own))
 }
 
@@ -430,6 +452,16 @@ fn charge(charges: &[Charge<'_>]) -> Result<Option<Fill>, Moved> {
         .word
         .store(if all { next } else { old }, Ordering::Relaxed);
     Ok(rest?.map(|rest| fill.tighter(Some(rest))))
+}
+
+#[inline]
+fn draw(word: &AtomicU64, now: Reached<'_>, price: Price) -> Result<Result<u64, u64>, Moved> {
+    let seen = word.load(Ordering::Relaxed);
+    let drawn = swap(word, seen, |state| {
+        let next = Bucket::draw(state, now, price)?;
+        Some((next, next))
+    })?;
+    Ok(drawn.map(|(_, next)| next))
 }
 
 /// Swaps a state for what `write` makes of it, first of the one that was seen last: the old state and
