@@ -9,7 +9,13 @@ const AT: Duration = Duration::ZERO;
 #[test]
 fn smoke() {
     let limiter = Limiter::builder()
-        .limit("crm", Limit::per_hour(1).burst(3).tools(["crm_*", "lookup"]).per(["tenant"]))
+        .limit(
+            "crm",
+            Limit::per_hour(1)
+                .burst(3)
+                .tools(["crm_*", "lookup"])
+                .per(["tenant"]),
+        )
         .limit("lookup", Limit::per_hour(1).burst(2))
         .default_limit(Limit::per_hour(1).burst(1))
         .build()
@@ -18,7 +24,9 @@ fn smoke() {
     assert!(admitted(Call::new("lookup").field("tenant", "a")));
     assert!(admitted(Call::new("lookup").field("tenant", "a")));
     let refused = limiter.try_acquire_at(&Call::new("lookup").field("tenant", "a"), AT);
-    let Decision::Rejected(refused) = refused else { panic!() };
+    let Decision::Rejected(refused) = refused else {
+        panic!()
+    };
     assert_eq!(refused.limit, "lookup");
     assert!(admitted(Call::new("crm_x").field("tenant", "a")));
     assert!(!admitted(Call::new("crm_x").field("tenant", "a")));
@@ -30,7 +38,12 @@ fn smoke() {
     assert_eq!(limiter.limits_of("lookup"), ["crm", "lookup"]);
     assert_eq!(limiter.limits_of("x"), ["[default]"]);
     println!("{:#?}", limiter.snapshot_at(AT));
-    limiter.reload_at(Limiter::builder().limit("lookup", Limit::per_hour(5).burst(9)), AT).unwrap();
+    limiter
+        .reload_at(
+            Limiter::builder().limit("lookup", Limit::per_hour(5).burst(9)),
+            AT,
+        )
+        .unwrap();
     assert_eq!(limiter.snapshot_at(AT)[0].remaining, Some(0));
     assert!(admitted(Call::new("other")));
 }
