@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -46,7 +47,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
 
     Register it on an agent, on one run or on a chat client. One instance may serve any number of
     agents, threads and event loops at once; all that hold it (or its `Limiter`) share one quota.
-    A tool that no limit names is not limited.
+    A tool that no limit holds for is not limited. A limiter that is registered twice on the way to a
+    call (with an agent and with a run, say) charges it once.
 
     A token is spent when a call is admitted, whatever becomes of the call, and nothing is locked
     or held while the tool runs.
@@ -65,6 +67,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         self,
         limits: Mapping[str, ToolRateLimit] | Limiter,
         *,
+        fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]] | None = None,
+        cost: Callable[[FunctionInvocationContext], int | None] | None = None,
         on_rejected: OnRejected = "result",
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -72,6 +76,14 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
 
         Args:
             limits: The limit of each tool, by the tool's name, or a limiter to share.
+            fields: Returns the fields of a call, such as ``{"tenant": "acme"}``; asked where a limit that
+                holds for the tool is split by some. By default each such field is taken from
+                ``context.kwargs``, which are what the application passes to the run for its tools
+                (``function_invocation_kwargs``), and ``session`` is the id of the session. None of it
+                comes from the model. A field that is missing or None falls into the bucket for calls
+                without it.
+            cost: Returns the cost of a call in tokens, a whole number of at least 1, or None for what the
+                limits say.
             on_rejected: What becomes of a rejected call. With ``"result"`` the model reads, as the
                 call's result, that the limit was exceeded and when to retry. With ``"raise"`` the
                 run ends with the framework's ``MiddlewareFailure``, whose cause is a
@@ -100,8 +112,14 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 "on_rejected must be 'result', 'terminate' or a callable with agent-framework-core below 1.15, "
                 "got 'raise'"
             )
+        for name, given in (("fields", fields), ("cost", cost)):
+            if given is not None and not callable(given):
+                raise ConfigError(f"{name} must be a callable that takes the context, got {given!r}")
         self._limiter = limits
         self._admit = limits._admit
+        self._find = _find_fields if fields is None else _find_by(fields)
+        self._cost = cost
+        self._mark = f"callgate.{id(limits)}"
         self._form = form
         self._on_rejected = on_rejected
 
@@ -119,17 +137,32 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             context: The call.
             call_next: Runs the rest of the middleware and the tool.
         """
-        rejected = self._admit(context.function.name)
-        if rejected is None:
+        metadata = context.metadata
+        if (mark := metadata.pop(self._mark, None)) is not None:
+            if _is_paid(mark):
+                await call_next()
+                return
             # Of an earlier attempt, where middleware around this one retries.
-            context.metadata.pop("rate_limit", None)
+            metadata.pop("rate_limit", None)
+        name = context.function.name
+        rejected = (
+            self._admit(name, context, self._find)
+            if self._cost is None
+            else self._admit(name, context, self._find, self._cost(context))
+        )
+        if rejected is None:
+            paid = metadata[self._mark] = object()
+            await call_next()
+            del paid
+        elif rejected.admitted:
+            record_rejection(rejected, metadata.get("call_id"))
             await call_next()
         else:
             await self._reject(context, rejected)
 
     async def _reject(self, context: FunctionInvocationContext, decision: Decision) -> None:
         record_rejection(decision, context.metadata.get("call_id"))
-        context.metadata["rate_limit"] = decision
+        context.metadata["rate_limit"] = context.metadata[self._mark] = decision
         message = describe(decision)
         if self._form == "raise":
             raise agent_framework.MiddlewareFailure(message) from RateLimitExceeded(decision)
@@ -143,6 +176,45 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 result = await result
             if result is not None:
                 context.result = [result] if isinstance(result, Content) else result
+
+
+def _is_paid(mark: object) -> bool:
+    """Whether the same limiter, registered further out, is running this very call and has charged it.
+
+    Then that middleware is among those that wait for this one, and holds the mark that it left: each mark
+    is good for one call, so attempts and copies of a call that middleware in between makes are charged.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _PROCESS and frame.f_locals.get("paid") is mark:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_PROCESS = ToolRateLimitMiddleware.process.__code__
+
+
+def _find_fields(context: FunctionInvocationContext, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that a call has by itself."""
+    fields = {name: context.kwargs.get(name) for name in names}
+    if "session" in fields and context.session is not None:
+        fields["session"] = context.session.session_id
+    return fields
+
+
+def _find_by(
+    fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]],
+) -> Callable[[FunctionInvocationContext, tuple[str, ...]], dict[str, Any]]:
+    """The fields as a callable of the user's gives them."""
+
+    def find(context: FunctionInvocationContext, _names: tuple[str, ...]) -> dict[str, Any]:
+        found = fields(context)
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"fields must return a mapping of names to values, got {found!r}")
+        return dict(found)
+
+    return find
 
 
 def _content(message: str, decision: Decision) -> Content:

@@ -9,7 +9,10 @@ mod counts;
 mod decision;
 mod limit;
 mod limiter;
+mod logging;
 mod seconds;
+
+use std::convert::Infallible;
 
 use pyo3::exceptions::{PyException, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,6 +21,8 @@ use pyo3::types::PyType;
 
 #[pymodule]
 mod _callgate {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::command::main;
     #[pymodule_export]
@@ -25,12 +30,33 @@ mod _callgate {
     #[pymodule_export]
     use crate::decision::{Decision, restore_decision};
     #[pymodule_export]
-    use crate::limit::ToolRateLimit;
+    use crate::limit::{ToolRateLimit, restore_limit};
     #[pymodule_export]
     use crate::limiter::{LimitSnapshot, Limiter};
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    #[expect(clippy::unnecessary_wraps, reason = "as PyO3 wants it")]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::logging::start();
+        Ok(())
+    }
+}
+
+/// An argument that was given or left out: None is not a way to leave it out.
+enum Argument<'py> {
+    Default,
+    Given(Bound<'py, PyAny>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Argument<'py> {
+    type Error = Infallible;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> Result<Self, Infallible> {
+        Ok(Self::Given(given.to_owned()))
+    }
 }
 
 /// `callgate.ConfigError` with this message.

@@ -14,7 +14,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use wildmatch::WildMatch;
 
 use crate::bucket::{Bucket, Price};
-use crate::decision::Call;
+use crate::decision::{Call, Number};
 use crate::limit::check_name;
 use crate::names::{Names, same};
 use crate::store::Key;
@@ -57,7 +57,7 @@ pub(crate) struct Rules {
 pub(crate) struct Route {
     pub(crate) tool: Box<str>,
     /// The number of its name.
-    pub(crate) number: usize,
+    pub(crate) number: Number,
     /// Where fields split none of its limits: their buckets, and what a call costs. Else nothing.
     pub(crate) plain: Box<[(Arc<Buckets>, Price)]>,
     pub(crate) limits: Box<[Arc<Limited>]>,
@@ -67,7 +67,7 @@ pub(crate) struct Route {
 #[derive(Debug)]
 pub(crate) struct Limited {
     /// The number of its name.
-    pub(crate) number: usize,
+    pub(crate) number: Number,
     pub(crate) limit: Limit,
     pub(crate) buckets: Arc<Buckets>,
     tools: Box<[Tools]>,
@@ -106,7 +106,7 @@ impl Config {
         &self,
         old: Option<&Rules>,
         now: u64,
-        mut number: impl FnMut(&str) -> usize,
+        number: impl Fn(&str) -> Number,
     ) -> Result<Rules, ConfigError> {
         let checked = self.check()?;
         let limits: Box<[_]> = checked
@@ -171,7 +171,7 @@ impl<'a> Checked<'a> {
         })
     }
 
-    fn in_force(self, number: usize, old: Option<&Limited>, now: u64) -> Limited {
+    fn in_force(self, number: Number, old: Option<&Limited>, now: u64) -> Limited {
         let Self {
             bucket,
             tools,
@@ -201,11 +201,7 @@ impl<'a> Checked<'a> {
 }
 
 impl Rules {
-    fn new(
-        limits: Box<[Arc<Limited>]>,
-        config: &Config,
-        mut number: impl FnMut(&str) -> usize,
-    ) -> Self {
+    fn new(limits: Box<[Arc<Limited>]>, config: &Config, number: impl Fn(&str) -> Number) -> Self {
         static EDITIONS: AtomicU64 = AtomicU64::new(0);
         let (given, default) = limits.split_at(config.limits.len());
         let mut seen = HashSet::new();
@@ -268,7 +264,7 @@ impl Rules {
     pub(crate) fn with_limits<T>(
         &self,
         tool: &str,
-        then: impl FnOnce(&[Arc<Limited>], Option<usize>) -> T,
+        then: impl FnOnce(&[Arc<Limited>], Option<Number>) -> T,
     ) -> T {
         if let Some(index) = self.route(tool) {
             let route = &self.routes[index];
@@ -323,7 +319,7 @@ fn matching(limits: &[Arc<Limited>], tool: &str) -> Box<[Arc<Limited>]> {
 }
 
 impl Route {
-    fn new(tool: &str, number: usize, limits: Box<[Arc<Limited>]>) -> Self {
+    fn new(tool: &str, number: Number, limits: Box<[Arc<Limited>]>) -> Self {
         let plain = limits.iter().map(|limited| {
             let price = limited.price(None).filter(|_| limited.parts.is_empty())?;
             Some((Arc::clone(&limited.buckets), price))

@@ -30,6 +30,8 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::thread::yield_now;
 
+use smallvec::SmallVec;
+
 use super::table::{Key, Table};
 use crate::bucket::{Bucket, Fill, MAX_STATE, Price, Reached};
 
@@ -88,7 +90,8 @@ impl Buckets {
     /// else the one that refused it.
     #[inline]
     pub(crate) fn draw(&self, now: Reached<'_>, price: Price) -> Result<Result<u64, u64>, Moved> {
-        let drawn = swap(&self.word, |state| {
+        let seen = self.word.load(Ordering::Relaxed);
+        let drawn = swap(&self.word, seen, |state| {
             let next = Bucket::draw(state, now, price)?;
             Some((next, next))
         })?;
@@ -198,19 +201,39 @@ impl<'a> Draw<'a> {
 
 /// Draws from limits that nothing splits, or from none of them: how full the tightest then is, or none
 /// where one refuses. They are in the order that [`Buckets::order`] gives.
-pub(crate) fn draw_each(limits: &[(Arc<Buckets>, Price)], now: u64) -> Result<Option<Fill>, Moved> {
-    let charges = limits.iter().map(|(buckets, price)| Charge {
+#[inline]
+pub(crate) fn draw_each<'a>(
+    limits: &'a [(Arc<Buckets>, Price)],
+    now: u64,
+) -> Result<Option<Fill>, Moved> {
+    let charge_of = |(buckets, price): &'a (Arc<Buckets>, Price)| Charge {
         word: &buckets.word,
         bucket: &buckets.bucket,
         reached: buckets.bucket.reached(now),
         price: *price,
-    });
-    for charge in charges.clone() {
-        if charge.next(settled(charge.word)?).is_none() {
+        state: buckets.word.load(Ordering::Relaxed),
+    };
+    if let [one, other] = limits {
+        let (one, other) = (charge_of(one), charge_of(other));
+        let (Some(one_next), Some(other_next)) = (one.next(one.state), other.next(other.state))
+        else {
             return Ok(None);
+        };
+        if one.swaps(FROZEN) {
+            if other.swaps(other_next) {
+                one.word.store(one_next, Ordering::Relaxed);
+                let fill =
+                    |charge: &Charge<'_>, state| charge.bucket.fill(charge.reached.missing(state));
+                return Ok(Some(
+                    fill(&one, one_next).tighter(Some(fill(&other, other_next))),
+                ));
+            }
+            one.word.store(one.state, Ordering::Relaxed);
         }
+        return Ok(None);
     }
-    charge(charges, None)
+    let charges: SmallVec<[_; 4]> = limits.iter().map(charge_of).collect();
+    charge(&charges)
 }
 
 /// Draws from all limits of a call, or from none. They are in the order that [`Buckets::order`] gives.
@@ -294,8 +317,9 @@ fn decide(found: Option<&Found<'_>>, now: u64) -> Result<Option<Verdict>, Moved>
     if !all_made {
         return Ok(None);
     }
-    let charged = charge(found().filter_map(Found::charge), None)?;
-    Ok(charged.map(Verdict::Admitted))
+    let mut charges = SmallVec::<[Charge<'_>; 4]>::new();
+    charges.extend(found().filter_map(Found::charge));
+    Ok(charge(&charges)?.map(Verdict::Admitted))
 }
 
 /// Who refuses for the longest, where somebody does. Reads only.
@@ -340,6 +364,7 @@ impl<'a> Found<'a> {
                 bucket: &self.draw.buckets.bucket,
                 reached: self.draw.reached,
                 price: self.draw.price?,
+                state: word.load(Ordering::Relaxed),
             }),
             At::Start(_) => None,
         }
@@ -362,27 +387,33 @@ struct Charge<'a> {
     bucket: &'a Bucket,
     reached: Reached<'a>,
     price: Price,
+    /// As last seen.
+    state: u64,
 }
 
 impl Charge<'_> {
+    #[inline]
+    fn swaps(&self, for_: u64) -> bool {
+        self.word
+            .compare_exchange(self.state, for_, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
     #[inline]
     fn next(&self, state: u64) -> Option<u64> {
         Bucket::draw(state, self.reached, self.price)
     }
 }
 
-/// Charges all: or none, where one refuses after all. How full the tightest then is, with one before.
+/// Charges all: or none, where one refuses after all. How full the tightest then is.
 #[inline]
-fn charge<'a>(
-    mut charges: impl Iterator<Item = Charge<'a>> + Clone,
-    tightest: Option<Fill>,
-) -> Result<Option<Fill>, Moved> {
-    let Some(first) = charges.next() else {
-        return Ok(tightest);
+fn charge(charges: &[Charge<'_>]) -> Result<Option<Fill>, Moved> {
+    let Some((first, rest)) = charges.split_first() else {
+        return Ok(None);
     };
     // Nobody waits for the last one: it is written at once.
-    let last = charges.clone().next().is_none();
-    let swapped = swap(first.word, |state| {
+    let last = rest.is_empty();
+    let swapped = swap(first.word, first.state, |state| {
         let next = first.next(state)?;
         Some((next, if last { next } else { FROZEN }))
     })?;
@@ -390,28 +421,28 @@ fn charge<'a>(
         return Ok(None);
     };
     let fill = first.bucket.fill(first.reached.missing(next));
-    let tightest = Some(fill.tighter(tightest));
     if last {
-        return Ok(tightest);
+        return Ok(Some(fill));
     }
-    let rest = charge(charges, tightest);
+    let rest = charge(rest);
     let all = matches!(rest, Ok(Some(_)));
     first
         .word
         .store(if all { next } else { old }, Ordering::Relaxed);
-    rest
+    Ok(rest?.map(|rest| fill.tighter(Some(rest))))
 }
 
-/// Swaps a state for what `write` makes of it: the old state and the one that follows it; or else the
-/// state for which there is none.
+/// Swaps a state for what `write` makes of it, first of the one that was seen last: the old state and
+/// the one that follows it; or else the state for which there is none.
 ///
 /// The word is all that callers share, so no ordering beyond its own is needed.
 #[inline]
 fn swap(
     word: &AtomicU64,
+    seen: u64,
     write: impl Fn(u64) -> Option<(u64, u64)>,
 ) -> Result<Result<(u64, u64), u64>, Moved> {
-    let mut state = word.load(Ordering::Relaxed);
+    let mut state = seen;
     loop {
         // What is no state is above all that admit.
         while let Some((next, written)) = write(state) {
