@@ -226,7 +226,11 @@ impl Reading<'_> {
                 ("limits", DeValue::Table(limits)) => {
                     for (name, value) in in_order(limits) {
                         limits_nothing = false;
-                        if let Some(limit) = self.limit(name.get_ref(), name.span(), value) {
+                        if name.get_ref() == DEFAULT {
+                            let why = format!("{DEFAULT} is no name of a limit");
+                            let label = "the default limit is written [default]";
+                            self.problems.push(Problem::new(why, name.span(), label));
+                        } else if let Some(limit) = self.limit(name.get_ref(), name.span(), value) {
                             builder = builder.limit(name.get_ref().as_ref(), limit);
                         }
                     }
