@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use callgate::{ConfigError, Limit, Limiter, LimiterBuilder, Unit};
+use callgate::{Call, ConfigError, Decision, Limit, Limiter, LimiterBuilder, Unit};
 use proptest::prelude::*;
 
 /// Every key, in each way that it can be written.
@@ -233,6 +234,54 @@ fn half_a_file_is_refused_or_good_by_itself() {
         "{good} of {}",
         text.len()
     );
+}
+
+/// R49
+#[test]
+fn reloading_a_file_fills_no_bucket_and_a_broken_one_changes_nothing() {
+    let text = "[limits.search]\nrate = '1/h'\nburst = 3\n";
+    let path = written("reloaded.toml", text);
+    let limiter = Limiter::from_file(&path).expect("a good file");
+    let now = Duration::from_secs(1);
+    let ask = |tool: &str| limiter.try_acquire_at(&Call::new(tool), now);
+    let reload = || limiter.reload_at(LimiterBuilder::from_file(&path)?, now);
+    for _ in 0..3 {
+        assert!(ask("search").is_admitted());
+    }
+    let retry_after = || match ask("search") {
+        Decision::Rejected(rejection) => rejection.retry_after,
+        Decision::Admitted(_) => None,
+    };
+    let told = retry_after();
+    assert!(told.is_some());
+
+    for _ in 0..10 {
+        assert_eq!(reload(), Ok(()));
+        assert_eq!(retry_after(), told);
+    }
+    fs::write(
+        &path,
+        format!("{text}[limits.lookup]\nrate = '1/h'\nburst = 1\n"),
+    )
+    .expect("its own file");
+    assert_eq!(reload(), Ok(()));
+    assert_eq!(retry_after(), told);
+    assert!(ask("lookup").is_admitted());
+
+    for broken in [
+        &text[..30],
+        "",
+        "[limits.search]\nrate = '1/s'\nburst = 0",
+        "]",
+    ] {
+        fs::write(&path, broken).expect("its own file");
+        let error = reload().expect_err("a broken file").to_string();
+        assert!(error.contains("reloaded.toml"), "{error}");
+        assert_eq!(retry_after(), told, "{broken}");
+    }
+    fs::remove_file(&path).expect("its own file");
+    assert!(reload().is_err());
+    assert_eq!(retry_after(), told);
 }
 
 /// Whether a text can be printed: no character in it is obeyed by a terminal.
