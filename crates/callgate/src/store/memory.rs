@@ -220,7 +220,7 @@ impl<'a> Draw<'a> {
 }
 
 /// Draws from limits that nothing splits, or from none of them: how full the tightest then is, or none
-/// where one refuses. They are in the order that [`Buckets::order`] gives.
+/// where one refuses or others were faster. They are in the order that [`Buckets::order`] gives.
 #[inline]
 pub(crate) fn draw_each<'a>(
     limits: &'a [(Arc<Buckets>, Price)],
@@ -234,26 +234,26 @@ pub(crate) fn draw_each<'a>(
         state: buckets.word.load(Ordering::Relaxed),
     };
     if let [one, other] = limits {
-        let (one, other) = (charge_of(one), charge_of(other));
-        let (Some(one_next), Some(other_next)) = (one.next(one.state), other.next(other.state))
-        else {
-            return Ok(None);
-        };
-        if one.swaps(FROZEN) {
-            if other.swaps(other_next) {
-                one.word.store(one_next, Ordering::Relaxed);
-                let fill =
-                    |charge: &Charge<'_>, state| charge.bucket.fill(charge.reached.missing(state));
-                return Ok(Some(
-                    fill(&one, one_next).tighter(Some(fill(&other, other_next))),
-                ));
-            }
-            one.word.store(one.state, Ordering::Relaxed);
-        }
-        return Ok(None);
+        return Ok(draw_both(&charge_of(one), &charge_of(other)));
     }
     let charges: SmallVec<[_; 4]> = limits.iter().map(charge_of).collect();
+    if charges.iter().any(|charge| charge.next().is_none()) {
+        return Ok(None);
+    }
     charge(&charges)
+}
+
+/// [`charge`] for two, as most have who have several: without memory for what is under way.
+#[inline]
+fn draw_both(one: &Charge<'_>, other: &Charge<'_>) -> Option<Fill> {
+    let (one_next, other_next) = (one.next()?, other.next()?);
+    if !one.swap(FROZEN) {
+        return None;
+    }
+    let drawn = other.swap(other_next);
+    let state = if drawn { one_next } else { one.state };
+    one.word.store(state, Ordering::Relaxed);
+    drawn.then(|| one.fill(one_next).tighter(Some(other.fill(other_next))))
 }
 
 /// Draws from all limits of a call, or from none. They are in the order that [`Buckets::order`] gives.
@@ -341,6 +341,8 @@ fn decide(found: Option<&Found<'_>>, now: u64) -> Result<Option<Verdict>, Moved>
     }
     let mut charges = SmallVec::<[Charge<'_>; 4]>::new();
     charges.extend(found().filter_map(Found::charge));
+    // They were found last to first.
+    charges.reverse();
     Ok(charge(&charges)?.map(Verdict::Admitted))
 }
 
@@ -414,16 +416,22 @@ struct Charge<'a> {
 }
 
 impl Charge<'_> {
+    /// The state that follows the one that was seen, if it admits.
     #[inline]
-    fn swaps(&self, for_: u64) -> bool {
-        self.word
-            .compare_exchange(self.state, for_, Ordering::Relaxed, Ordering::Relaxed)
+    fn next(&self) -> Option<u64> {
+        Bucket::draw(self.state, self.reached, self.price)
+    }
+
+    #[inline]
+    fn swap(&self, written: u64) -> bool {
+        let (relaxed, word) = (Ordering::Relaxed, self.word);
+        word.compare_exchange(self.state, written, relaxed, relaxed)
             .is_ok()
     }
 
     #[inline]
-    fn next(&self, state: u64) -> Option<u64> {
-        Bucket::draw(state, self.reached, self.price)
+    fn fill(&self, state: u64) -> Fill {
+        self.bucket.fill(self.reached.missing(state))
     }
 }
 
@@ -436,22 +444,21 @@ fn charge(charges: &[Charge<'_>]) -> Result<Option<Fill>, Moved> {
     // Nobody waits for the last one: it is written at once.
     let last = rest.is_empty();
     let swapped = swap(first.word, first.state, |state| {
-        let next = first.next(state)?;
+        let next = Bucket::draw(state, first.reached, first.price)?;
         Some((next, if last { next } else { FROZEN }))
     })?;
     let Ok((old, next)) = swapped else {
         return Ok(None);
     };
-    let fill = first.bucket.fill(first.reached.missing(next));
     if last {
-        return Ok(Some(fill));
+        return Ok(Some(first.fill(next)));
     }
     let rest = charge(rest);
     let all = matches!(rest, Ok(Some(_)));
     first
         .word
         .store(if all { next } else { old }, Ordering::Relaxed);
-    Ok(rest?.map(|rest| fill.tighter(Some(rest))))
+    Ok(rest?.map(|rest| first.fill(next).tighter(Some(rest))))
 }
 
 #[inline]
