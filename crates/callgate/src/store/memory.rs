@@ -199,7 +199,8 @@ impl<'a> Draw<'a> {
 /// Draws from limits that nothing splits, or from none of them: how full the tightest then is, or none
 /// where one refuses. They are in the order that [`Buckets::order`] gives.
 pub(crate) fn draw_each(limits: &[(Arc<Buckets>, Price)], now: u64) -> Result<Option<Fill>, Moved> {
-    let charges = limits.iter().map(|(buckets, price)| Charge {
+    // Last to first, as `decide` meets what was found: callers of both kinds freeze in one order.
+    let charges = limits.iter().rev().map(|(buckets, price)| Charge {
         word: &buckets.word,
         bucket: &buckets.bucket,
         reached: buckets.bucket.reached(now),
