@@ -321,6 +321,10 @@ impl Spent {
         self.admitted.push((now, cost, self.had.len() - 1));
     }
 
+    pub(crate) fn sort_by_time(&mut self) {
+        self.admitted.sort_by_key(|&(now, ..)| now);
+    }
+
     /// From each admission to each later one: at most the larger burst, and the larger rate x the time.
     pub(crate) fn check_every_window(&self) {
         for (first, &(from, _, first_under)) in self.admitted.iter().enumerate() {
