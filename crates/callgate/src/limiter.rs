@@ -269,10 +269,9 @@ impl Limiter {
             self.current.keep(rules);
             return self.decide_apart(call, now);
         }
-        if plain {
-            let decided = self.decide_plain(&rules, route, time);
+        if plain && let Some(decision) = self.decide_plain(&rules, route, time) {
             self.current.keep(rules);
-            return decided.unwrap_or_else(|| self.decide_apart(call, now));
+            return decision;
         }
         let decided = self.decide_by(&rules, &route.limits, Some(route.number), call, time);
         self.current.keep(rules);
@@ -296,13 +295,14 @@ impl Limiter {
         }
     }
 
-    /// Decides by limits that nothing splits; not where a bucket has moved, or one of several refuses.
+    /// Decides by limits that nothing splits; not where a bucket has moved, or others
+    /// were faster.
     #[inline(always)]
     fn decide_plain(&self, rules: &Rules, route: &Route, now: u64) -> Option<Decision<'_>> {
         let tool = Some(route.number);
         let [(buckets, price)] = &*route.plain else {
-            let fill = draw_each(&route.plain, now).ok()??;
-            return Some(Decision::Admitted(Permit::new(tool, fill)));
+            let verdict = draw_each(&route.plain, now).ok()??;
+            return Some(self.decision(rules, &route.limits, tool, verdict));
         };
         let reached = buckets.bucket.reached(now);
         let fill = |state| buckets.bucket.fill(reached.missing(state));
@@ -315,9 +315,9 @@ impl Limiter {
         })
     }
 
-    /// Decides by the one limit of a tool, if the call's key has a bucket that has not moved.
+    /// Decides by the one limit of a tool, if the call has a bucket there that has not moved.
     #[inline]
-    fn decide_kept(
+    fn decide_one(
         &self,
         rules: &Rules,
         limited: &Limited,
@@ -325,11 +325,13 @@ impl Limiter {
         call: &Call<'_>,
         now: u64,
     ) -> Option<Decision<'_>> {
-        let key = limited.key(&self.secret, call)?;
         let price = limited.price(call.given_cost())?;
         let bucket = &limited.buckets.bucket;
         let reached = bucket.reached(now);
-        let drawn = limited.buckets.draw_kept(key, reached, price).ok()??;
+        let drawn = match limited.key(&self.secret, call) {
+            None => limited.buckets.draw(reached, price).ok()?,
+            Some(key) => limited.buckets.draw_kept(key, reached, price).ok()??,
+        };
         let (Ok(state) | Err(state)) = drawn;
         let fill = bucket.fill(reached.missing(state));
         Some(match drawn {
@@ -354,7 +356,7 @@ impl Limiter {
             return Some(Decision::UNRESTRICTED);
         }
         if let [only] = limits
-            && let Some(decision) = self.decide_kept(rules, only, tool, call, now)
+            && let Some(decision) = self.decide_one(rules, only, tool, call, now)
         {
             return Some(decision);
         }
@@ -373,12 +375,23 @@ impl Limiter {
         for limited in limits {
             self.warn(limited);
         }
-        Some(match verdict {
+        Some(self.decision(rules, limits, tool, verdict))
+    }
+
+    #[inline(always)]
+    fn decision(
+        &self,
+        rules: &Rules,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        verdict: Verdict,
+    ) -> Decision<'_> {
+        match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
                 self.reject(rules, &limits[index], tool, wait, fill)
             }
-        })
+        }
     }
 
     #[inline(always)]
