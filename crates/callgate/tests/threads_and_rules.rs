@@ -322,7 +322,6 @@ fn limits_that_change_places_with_every_reload_make_nobody_wait_for_ever() {
 }
 
 #[test]
-#[ignore = "a reload reads the clock before it takes the levels: who draws in between is given tokens again"]
 fn r49_what_is_drawn_while_a_reload_goes_on_is_drawn() {
     without_a_hang(|| {
         let nanos = Arc::new(AtomicU64::new(0));

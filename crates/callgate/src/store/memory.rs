@@ -112,13 +112,21 @@ impl Buckets {
     /// A key keeps its tokens, and so does one that has no bucket: it is full, by the old burst. Where
     /// the keys are `new_keys`, nothing tells which of the old buckets they drew from: all of them
     /// start as the emptiest.
-    pub(crate) fn carry(&self, bucket: Bucket, split: bool, new_keys: bool, now: u64) -> Self {
-        let carried = |state| bucket.carry(state, &self.bucket, now);
+    ///
+    /// The clock is read after a state was taken: nobody drew from it at a later time.
+    pub(crate) fn carry(
+        &self,
+        bucket: Bucket,
+        split: bool,
+        new_keys: bool,
+        now: &dyn Fn() -> u64,
+    ) -> Self {
+        let carried = |state, now| bucket.carry(state, &self.bucket, now);
+        let full = |now| self.bucket.reached(now).floor();
         let mut word = self.take();
-        let full = self.bucket.reached(now).floor();
         let table = match &self.table {
             Some(table) if !new_keys => {
-                let (moved, horizon) = table.carry(full, carried);
+                let (moved, horizon) = table.carry(now, full, carried);
                 word = word.max(horizon);
                 Some(moved)
             }
@@ -128,7 +136,7 @@ impl Buckets {
             }
             None => split.then(Table::new),
         };
-        let word = carried(word);
+        let word = carried(word, now());
         let buckets = Self::with_table(bucket, table);
         buckets.word.store(word, Ordering::Relaxed);
         buckets

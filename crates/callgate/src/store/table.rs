@@ -146,16 +146,23 @@ impl Table {
     }
 
     /// A table with the same keys and what their states come to now, and the highest state of those
-    /// that have none; this one is empty from then on. Buckets at `full` or below are full.
-    pub(crate) fn carry(&self, full: u64, carried: impl Fn(u64) -> u64) -> (Self, u64) {
+    /// that have none; this one is empty from then on. Buckets at what is `full` then or below are full.
+    pub(crate) fn carry(
+        &self,
+        now: &dyn Fn() -> u64,
+        full: impl Fn(u64) -> u64,
+        carried: impl Fn(u64, u64) -> u64,
+    ) -> (Self, u64) {
         let mut highest = 0;
         let shards = self.shards.iter().map(|shard| {
             let mut old = write(shard).leave();
-            old.rebuild(full);
+            let now = now();
+            old.rebuild(full(now));
             highest = highest.max(mem::take(&mut old.horizon));
             for slot in &old.slots {
                 if slot.key != Key::NONE {
-                    slot.word.store(carried(slot.state()), Ordering::Relaxed);
+                    slot.word
+                        .store(carried(slot.state(), now), Ordering::Relaxed);
                 }
             }
             old
