@@ -287,6 +287,9 @@ fn find(
         return go_on(At::Word(shard.word(slot)));
     }
     draw.buckets.pooled.store(true, Ordering::Relaxed);
+    // A caller with an old reading may be here because its bucket was dropped.
+    let horizon = shard.start(0);
+    let _ = swap(own, |state| (state < horizon).then_some((horizon, horizon)))?;
     go_on(At::Word(own))
 }
 
@@ -452,3 +455,11 @@ fn settled(word: &AtomicU64) -> Result<u64, Moved> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "tests.rs"]
+mod tests;
+
+#[cfg(all(test, loom))]
+#[path = "loom_tests.rs"]
+mod loom_tests;
