@@ -134,18 +134,25 @@ impl Limiter {
     /// # Ok::<(), callgate::ConfigError>(())
     /// ```
     pub fn reload(&self, limits: LimiterBuilder) -> Result<(), ConfigError> {
-        self.put_in_force(limits, self.clock.now())
+        self.clock.now();
+        self.put_in_force(limits, &|| self.clock.latest())
     }
 
     /// [`reload`](Self::reload) at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
     ///
+    /// The bound holds where no call before had a later time.
+    ///
     /// # Errors
     /// As for [`reload`](Self::reload).
     pub fn reload_at(&self, limits: LimiterBuilder, elapsed: Duration) -> Result<(), ConfigError> {
-        self.put_in_force(limits, nanos(elapsed))
+        self.put_in_force(limits, &|| nanos(elapsed))
     }
 
-    fn put_in_force(&self, limits: LimiterBuilder, now: u64) -> Result<(), ConfigError> {
+    fn put_in_force(
+        &self,
+        limits: LimiterBuilder,
+        now: &dyn Fn() -> u64,
+    ) -> Result<(), ConfigError> {
         let LimiterBuilder { config, clock } = limits;
         if clock.is_some() {
             let allowed = "given when the limiter is made";
@@ -541,7 +548,7 @@ impl LimiterBuilder {
     /// names tools.
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let names = Numbered::default();
-        let rules = self.config.rules(None, 0, |name| names.number(name))?;
+        let rules = self.config.rules(None, &|| 0, |name| names.number(name))?;
         Ok(Limiter {
             clock: self
                 .clock

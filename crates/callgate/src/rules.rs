@@ -105,7 +105,7 @@ impl Config {
     pub(crate) fn rules(
         &self,
         old: Option<&Rules>,
-        now: u64,
+        now: &dyn Fn() -> u64,
         number: impl Fn(&str) -> Number,
     ) -> Result<Rules, ConfigError> {
         let checked = self.check()?;
@@ -173,7 +173,7 @@ impl<'a> Checked<'a> {
         })
     }
 
-    fn in_force(self, number: Number, old: Option<&Limited>, now: u64) -> Limited {
+    fn in_force(self, number: Number, old: Option<&Limited>, now: &dyn Fn() -> u64) -> Limited {
         let Self {
             bucket,
             tools,

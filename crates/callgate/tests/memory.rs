@@ -125,7 +125,7 @@ fn a_refused_call_of_a_new_key_takes_no_memory() {
 
 #[test]
 fn unknown_tools_take_no_memory_beyond_a_fixed_cache_and_the_cap_of_keys() {
-    let limited = [
+    let cases = [
         (
             "a pattern",
             Limiter::builder().limit("t*", Limit::per_second(1).burst(4_000_000_000)),
@@ -137,20 +137,20 @@ fn unknown_tools_take_no_memory_beyond_a_fixed_cache_and_the_cap_of_keys() {
             Limiter::builder().limit("x*", slow()).default_limit(slow()),
         ),
     ];
-    for (name, limits) in limited {
+    for (name, limits) in cases {
         let limiter = built(limits);
-        let mut tool = String::with_capacity(300);
-        let call_all = |tools: Range<u32>, tool: &mut String| {
+        let mut called = String::with_capacity(300);
+        let call_all = |tools: Range<u32>, called: &mut String| {
             for number in tools {
-                tool.clear();
-                write!(tool, "t{number:0200}").expect("a string");
-                let _ = limiter.try_acquire_at(&Call::new(tool), Duration::ZERO);
+                called.clear();
+                write!(called, "t{number:0200}").expect("a string");
+                let _ = limiter.try_acquire_at(&Call::new(called), Duration::ZERO);
             }
         };
-        let first = measure(|| call_all(0..1_200_000, &mut tool));
+        let first = measure(|| call_all(0..1_200_000, &mut called));
         let bytes = u64::try_from(first.bytes_current).expect("kept");
         assert!(bytes <= 41 << 20, "{bytes} bytes under {name}");
-        let second = measure(|| call_all(1_200_000..1_400_000, &mut tool));
+        let second = measure(|| call_all(1_200_000..1_400_000, &mut called));
         let grown = second.bytes_current;
         assert!(grown < 200_000, "{grown} bytes more under {name}");
     }

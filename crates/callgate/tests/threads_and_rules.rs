@@ -2,6 +2,8 @@
 #![cfg(not(loom))]
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -171,5 +173,193 @@ fn a_call_that_says_its_cost_and_one_that_does_not_never_wait_for_each_other() {
         for name in names {
             assert_eq!(level(&limiter, name), 1_000_000_000 - 400_000, "{name}");
         }
+    });
+}
+
+/// Reloads from so many threads while others decide. Whoever decides is done when `decide` returns.
+fn under_reload<T: Send>(
+    limiter: &Limiter,
+    editions: [&(dyn Fn() -> LimiterBuilder + Sync); 2],
+    decide: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let deciding = AtomicUsize::new(4);
+    let results = threads(8, |thread| {
+        if thread < 4 {
+            let decided = decide(thread);
+            deciding.fetch_sub(1, Ordering::SeqCst);
+            return Some(decided);
+        }
+        for edition in editions.into_iter().cycle() {
+            if deciding.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            limiter.reload(edition()).expect("limits in range");
+        }
+        None
+    });
+    results.into_iter().flatten().collect()
+}
+
+#[test]
+fn r49_reloads_under_load_give_nobody_a_token() {
+    without_a_hang(|| {
+        let nanos = Arc::new(AtomicU64::new(0));
+        let read = Arc::clone(&nanos);
+        let clock = move || Duration::from_nanos(read.load(Ordering::SeqCst));
+        // One is the same in both; of the others, one changes with each reload, and one is split.
+        let edition = |rate: u64, burst: u64| {
+            move || {
+                Limiter::builder()
+                    .limit("same", Limit::per_second(2_000).burst(100).tools(["tool"]))
+                    .limit(
+                        "changes",
+                        Limit::per_second(rate).burst(burst).tools(["tool"]),
+                    )
+                    .limit(
+                        "user",
+                        Limit::per_second(rate)
+                            .burst(burst)
+                            .tools(["tool"])
+                            .per(["user"]),
+                    )
+            }
+        };
+        let (slow, fast) = (edition(100, 50), edition(1_000, 20));
+        let limiter = built(slow().clock(clock));
+        let admitted = under_reload(&limiter, [&fast, &slow], |thread| {
+            let user = ["a", "b"][thread % 2];
+            let call = Call::new("tool").field("user", user);
+            let admitted = (0..20_000).filter(|_| {
+                nanos.fetch_add(1_000, Ordering::SeqCst);
+                limiter.try_acquire(&call).is_admitted()
+            });
+            admitted.count() as u64
+        });
+        let elapsed = nanos.load(Ordering::SeqCst);
+        let most = |burst: u64, rate: u64| burst + rate * elapsed / 1_000_000_000;
+        let all: u64 = admitted.iter().sum();
+        assert!(all <= most(50, 1_000), "{all} of {}", most(50, 1_000));
+        // The burst at the start, and no less than the slower rate.
+        assert!(all >= most(0, 100), "{all} of {}", most(0, 100));
+        let left = limiter.snapshot().remove(0).remaining.expect("one bucket");
+        assert!(all + left <= most(100, 2_000), "{all} and {left}");
+    });
+}
+
+#[test]
+fn r49_no_call_is_decided_by_half_of_a_reload() {
+    for per in [&[][..], &["user"]] {
+        without_a_hang(move || {
+            // Both buckets hold 5, and nothing comes. In each edition one of the two asks for 6, so a call
+            // that is admitted was decided by one limit of this edition and one of that.
+            let edition = |rate: u64, one: u64, two: u64| {
+                move || {
+                    let limit = |cost: u64| {
+                        let limit = Limit::per_day(rate).burst(10).cost(cost);
+                        limit.tools(["tool"]).per(per.iter().copied())
+                    };
+                    Limiter::builder()
+                        .limit("one", limit(one))
+                        .limit("two", limit(two))
+                }
+            };
+            let (this, that) = (edition(1, 1, 6), edition(2, 6, 1));
+            let limiter = built(this().clock(|| START));
+            let call = Call::new("tool").field("user", "a");
+            assert!(
+                limiter
+                    .try_acquire(&call.clone().cost(tokens(5)))
+                    .is_admitted()
+            );
+            under_reload(&limiter, [&that, &this], |_| {
+                for _ in 0..20_000 {
+                    let Decision::Rejected(rejection) = limiter.try_acquire(&call) else {
+                        panic!("one limit of this edition, and one of that");
+                    };
+                    assert_eq!(rejection.remaining(), 5);
+                }
+            });
+            assert!(
+                limiter
+                    .try_acquire(&call.clone().cost(tokens(5)))
+                    .is_admitted()
+            );
+            assert!(!limiter.try_acquire(&call.cost(tokens(1))).is_admitted());
+        });
+    }
+}
+
+#[test]
+fn limits_that_change_places_with_every_reload_make_nobody_wait_for_ever() {
+    without_a_hang(|| {
+        let limit = |rate: u64| Limit::per_day(rate).burst(1_000_000_000).tools(["tool"]);
+        // Limits that change get new buckets, which come after all others in the order of freezing.
+        let edition = |rates: [u64; 3]| {
+            move || {
+                let limits = ["one", "two", "three"].into_iter().zip(rates);
+                limits.fold(Limiter::builder(), |limits, (name, rate)| {
+                    limits.limit(name, limit(rate))
+                })
+            }
+        };
+        let (this, that) = (edition([1, 2, 1]), edition([2, 2, 2]));
+        let limiter = built(this().clock(|| START));
+        under_reload(&limiter, [&that, &this], |thread| {
+            for _ in 0..20_000 {
+                let call = Call::new("tool");
+                let call = if thread % 2 == 0 {
+                    call
+                } else {
+                    call.cost(tokens(1))
+                };
+                assert!(limiter.try_acquire(&call).is_admitted());
+            }
+        });
+        for name in ["one", "two", "three"] {
+            assert_eq!(level(&limiter, name), 1_000_000_000 - 80_000, "{name}");
+        }
+    });
+}
+
+#[test]
+fn r49_what_is_drawn_while_a_reload_goes_on_is_drawn() {
+    without_a_hang(|| {
+        let nanos = Arc::new(AtomicU64::new(0));
+        let reading = Arc::new(AtomicBool::new(false));
+        let (time, read) = (Arc::clone(&nanos), Arc::clone(&reading));
+        let clock = move || {
+            read.store(true, Ordering::SeqCst);
+            Duration::from_nanos(time.load(Ordering::SeqCst))
+        };
+        let edition = |rate: u64| {
+            Limiter::builder()
+                .limit("large", Limit::per_day(rate).burst(2).per(["tenant"]))
+                .limit("tool", Limit::per_second(rate).burst(10))
+        };
+        let limiter = built(edition(1).clock(clock));
+        // It takes a while to carry these.
+        for tenant in 0..500_000 {
+            let tenant = tenant.to_string();
+            let call = Call::new("large").field("tenant", &tenant);
+            assert!(limiter.try_acquire(&call).is_admitted());
+        }
+        let call = Call::new("tool").cost(tokens(10));
+        reading.store(false, Ordering::SeqCst);
+        let admitted = thread::scope(|scope| {
+            let reload = scope.spawn(|| limiter.reload(edition(1_000)));
+            while !reading.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            // A second after the reload read the clock.
+            nanos.store(1_000_000_000, Ordering::SeqCst);
+            let admitted = limiter.try_acquire(&call).is_admitted();
+            reload.join().expect("no panic").expect("limits in range");
+            admitted
+        });
+        assert!(admitted);
+        assert!(
+            !limiter.try_acquire(&call).is_admitted(),
+            "20 at once, of a burst of 10"
+        );
     });
 }

@@ -138,13 +138,21 @@ impl Buckets {
     /// A key keeps its tokens, and so does one that has no bucket: it is full, by the old burst. Where
     /// the keys are `new_keys`, nothing tells which of the old buckets they drew from: all of them
     /// start as the emptiest.
-    pub(crate) fn carry(&self, bucket: Bucket, split: bool, new_keys: bool, now: u64) -> Self {
-        let carried = |state| bucket.carry(state, &self.bucket, now);
+    ///
+    /// The clock is read after a state was taken: nobody drew from it at a later time.
+    pub(crate) fn carry(
+        &self,
+        bucket: Bucket,
+        split: bool,
+        new_keys: bool,
+        now: &dyn Fn() -> u64,
+    ) -> Self {
+        let carried = |state, now| bucket.carry(state, &self.bucket, now);
+        let full = |now| self.bucket.reached(now).floor();
         let mut word = self.take();
-        let full = self.bucket.reached(now).floor();
         let table = match &self.table {
             Some(table) if !new_keys => {
-                let (moved, horizon) = table.carry(full, carried);
+                let (moved, horizon) = table.carry(now, full, carried);
                 word = word.max(horizon);
                 Some(moved)
             }
@@ -154,7 +162,7 @@ impl Buckets {
             }
             None => split.then(Table::new),
         };
-        let word = carried(word);
+        let word = carried(word, now());
         let buckets = Self::with_table(bucket, table);
         buckets.word.store(word, Ordering::Relaxed);
         let pooled = self.pooled.load(Ordering::Relaxed);
@@ -308,7 +316,11 @@ fn find(
     if buckets.pooled.load(Ordering::Relaxed) == 0 {
         buckets.pooled.store(POOLED, Ordering::Relaxed);
     }
-    go_on(Some(&buckets.word), settled(&buckets.word)?)
+    // A caller with an old reading may be here because its bucket was dropped.
+    let (horizon, own) = (shard.start(0), &buckets.word);
+    let lift = |state| (state < horizon).then_some((horizon, horizon));
+    let (Ok((_, state)) | Err(state)) = swap(own, settled(own)?, lift)?;
+    go_on(Some(own), state)
 }
 
 /// A bucket and the state in which it was seen last.
@@ -477,3 +489,11 @@ fn settled(word: &AtomicU64) -> Result<u64, Moved> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "tests.rs"]
+mod tests;
+
+#[cfg(all(test, loom))]
+#[path = "loom_tests.rs"]
+mod loom_tests;

@@ -44,39 +44,6 @@ pub(crate) fn limits() -> impl Strategy<Value = Given> {
         .prop_filter("out of range", |given| in_range(&given.rate))
 }
 
-/// Limits that a few calls come up against: a few tokens in a unit of time, or in several.
-#[allow(dead_code)]
-pub(crate) fn few_tokens() -> impl Strategy<Value = Given> {
-    (0..3_usize, 1..20_u64, 1..9_u64).prop_map(|(unit, count, burst)| {
-        let (name, seconds) = UNITS[unit];
-        let text = format!("{count}/{name}");
-        let limit = text.parse::<Limit>().expect("a rate").burst(burst);
-        given(limit, &count.to_string(), seconds, text)
-    })
-}
-
-/// Any quota that is allowed.
-#[allow(dead_code)]
-pub(crate) fn quotas() -> impl Strategy<Value = Given> {
-    let most = |seconds: u32| u64::from(seconds) * 1_000_000_000;
-    let counts = prop_oneof![2 => 2..40_u64, 1 => log_uniform()];
-    (0..4_usize, counts, log_uniform())
-        .prop_map(move |(unit, count, burst)| {
-            let (name, seconds) = UNITS[unit];
-            let count = count % most(seconds) + 2;
-            let burst = burst % (count - 1).min(MAX_BURST) + 1;
-            let limit = Limit::parse_quota(&format!("{count}/{name}")).expect("a quota");
-            let asked = format!("quota {count}/{name}");
-            given(
-                limit.burst(burst),
-                &(count - burst).to_string(),
-                seconds,
-                asked,
-            )
-        })
-        .prop_filter("out of range", |given| in_range(&given.rate))
-}
-
 /// Bursts of all sizes.
 fn bursts() -> impl Strategy<Value = u64> {
     prop_oneof![
@@ -117,7 +84,8 @@ fn decimal(text: &str) -> Option<BigRational> {
     Some(BigRational::from_integer(digits) * power)
 }
 
-fn given(limit: Limit, count: &str, unit_seconds: u32, asked: String) -> Given {
+/// A limit that was asked for as `asked`: so much in so many seconds.
+pub(crate) fn given(limit: Limit, count: &str, unit_seconds: u32, asked: String) -> Given {
     let rate = exact_rate(count, unit_seconds).expect("a decimal");
     Given { limit, rate, asked }
 }

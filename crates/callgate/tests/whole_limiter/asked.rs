@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 use std::sync::LazyLock;
 
-use callgate::{Call, Limit, Limiter, LimiterBuilder};
+use callgate::{Call, Limit, Limiter, LimiterBuilder, MAX_BURST};
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 
-use super::common::{Given, few_tokens, limits, log_uniform, quotas};
+use super::common::{Given, UNITS, given as asked_for, in_range, limits, log_uniform};
 
 /// Names of limits. Without `tools` they are names of tools or patterns, too.
 const NAMES: &[&str] = &[
@@ -136,7 +136,7 @@ impl Config {
                 }
             }
             Change::Add(name, asked) if !known(&self.limits, name) => {
-                self.limits.push((name, asked.clone()))
+                self.limits.push((name, asked.clone()));
             }
             Change::Rename(index, name)
                 if !self.limits.is_empty() && !known(&self.limits, name) =>
@@ -178,6 +178,7 @@ pub(crate) enum Change {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are a few at a time")]
 pub(crate) enum OneChange {
     Given(Given),
     Burst(u64),
@@ -307,6 +308,37 @@ fn asked_of_default() -> impl Strategy<Value = Asked> {
 
 fn given() -> impl Strategy<Value = Given> {
     prop_oneof![6 => few_tokens(), 2 => limits(), 2 => quotas()]
+}
+
+/// Limits that a few calls come up against: a few tokens in a unit of time, or in several.
+fn few_tokens() -> impl Strategy<Value = Given> {
+    (0..3_usize, 1..20_u64, 1..9_u64).prop_map(|(unit, count, burst)| {
+        let (name, seconds) = UNITS[unit];
+        let text = format!("{count}/{name}");
+        let limit = text.parse::<Limit>().expect("a rate").burst(burst);
+        asked_for(limit, &count.to_string(), seconds, text)
+    })
+}
+
+/// Any quota that is allowed.
+fn quotas() -> impl Strategy<Value = Given> {
+    let most = |seconds: u32| u64::from(seconds) * 1_000_000_000;
+    let counts = prop_oneof![2 => 2..40_u64, 1 => log_uniform()];
+    (0..4_usize, counts, log_uniform())
+        .prop_map(move |(unit, count, burst)| {
+            let (name, seconds) = UNITS[unit];
+            let count = count % most(seconds) + 2;
+            let burst = burst % (count - 1).min(MAX_BURST) + 1;
+            let limit = Limit::parse_quota(&format!("{count}/{name}")).expect("a quota");
+            let asked = format!("quota {count}/{name}");
+            asked_for(
+                limit.burst(burst),
+                &(count - burst).to_string(),
+                seconds,
+                asked,
+            )
+        })
+        .prop_filter("out of range", |given| in_range(&given.rate))
 }
 
 fn tools() -> impl Strategy<Value = Option<Vec<&'static str>>> {
