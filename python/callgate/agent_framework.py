@@ -12,7 +12,6 @@ Example:
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -114,7 +113,9 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             )
         for name, given in (("fields", fields), ("cost", cost)):
             if given is not None and not callable(given):
-                raise ConfigError(f"{name} must be a callable that takes the context, got {given!r}")
+                raise ConfigError(
+                    f"{name} must be a callable that takes the context, got {given!r}"
+                )
         self._limiter = limits
         self._admit = limits._admit
         self._find = _find_fields if fields is None else _find_by(fields)
@@ -183,7 +184,7 @@ def _is_for(receipt: list[str]) -> bool:
     Then the middleware that did waits for this one, and it holds the receipt that it left with the call. A
     receipt is good for one call: attempts, and what middleware in between makes of one call, are charged.
     """
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _PROCESS and frame.f_locals.get("charged") is receipt:
             return bool(receipt and receipt.pop())
@@ -210,16 +211,9 @@ def _session_id(context: FunctionInvocationContext) -> str | None:
 
 def _find_by(
     fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]],
-) -> Callable[[FunctionInvocationContext, tuple[str, ...]], dict[str, Any]]:
+) -> Callable[[FunctionInvocationContext, tuple[str, ...]], Mapping[str, str | int | None]]:
     """The fields as a callable of the user's gives them."""
-
-    def find(context: FunctionInvocationContext, _names: tuple[str, ...]) -> dict[str, Any]:
-        found = fields(context)
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"fields must return a mapping of names to values, got {found!r}")
-        return dict(found)
-
-    return find
+    return lambda context, _names: fields(context)
 
 
 def _content(message: str, decision: Decision) -> Content:

@@ -144,11 +144,8 @@ impl Limiter {
         if self.split.load(Ordering::Relaxed) {
             let needed = self.core.fields_of(&tool.to_string_lossy());
             if !needed.is_empty() {
-                let found = find.call1((context, PyTuple::new(tool.py(), needed)?))?;
-                let Ok(found) = found.cast::<PyDict>() else {
-                    return Err(refusal(&found, "fields must be a dict of names to values"));
-                };
-                fields = values(tool, found)?;
+                let needed = PyTuple::new(tool.py(), needed)?;
+                fields = values(tool, &dict(find.call1((context, needed))?)?)?;
             }
         }
         self.ask(tool, cost, &fields, |asked| match &asked.decision {
@@ -520,6 +517,21 @@ fn truth(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// A call's field and its value.
 type Field = (PyBackedStr, PyBackedStr);
+
+/// What a callable found, which may be any mapping.
+fn dict(found: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyDict>> {
+    let found = match found.cast_into::<PyDict>() {
+        Ok(dict) => return Ok(dict),
+        Err(error) => error.into_inner(),
+    };
+    let Ok(mapping) = found.cast::<PyMapping>() else {
+        let must = "fields must return a mapping of names to values";
+        return Err(refusal(&found, must));
+    };
+    let dict = PyDict::new(found.py());
+    dict.update(mapping)?;
+    Ok(dict)
+}
 
 /// The fields of a call. A number is taken as its digits, and None as if the field were not there.
 fn values(tool: &Bound<'_, PyString>, fields: &Bound<'_, PyDict>) -> PyResult<Vec<Field>> {
