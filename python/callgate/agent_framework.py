@@ -12,7 +12,6 @@ Example:
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -114,12 +113,14 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             )
         for name, given in (("fields", fields), ("cost", cost)):
             if given is not None and not callable(given):
-                raise ConfigError(f"{name} must be a callable that takes the context, got {given!r}")
+                raise ConfigError(
+                    f"{name} must be a callable that takes the context, got {given!r}"
+                )
         self._limiter = limits
         self._admit = limits._admit
         self._find = _find_fields if fields is None else _find_by(fields)
         self._cost = cost
-        self._mark = f"callgate.{id(limits)}"
+        self._key = f"callgate.{id(limits)}"
         self._form = form
         self._on_rejected = on_rejected
 
@@ -138,31 +139,30 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             call_next: Runs the rest of the middleware and the tool.
         """
         metadata = context.metadata
-        if (mark := metadata.pop(self._mark, None)) is not None:
-            if _is_paid(mark):
-                await call_next()
-                return
-            # Of an earlier attempt, where middleware around this one retries.
-            metadata.pop("rate_limit", None)
-        name = context.function.name
-        rejected = (
-            self._admit(name, context, self._find)
-            if self._cost is None
-            else self._admit(name, context, self._find, self._cost(context))
-        )
-        if rejected is None:
-            paid = metadata[self._mark] = object()
-            await call_next()
-            del paid
-        elif rejected.admitted:
-            record_rejection(rejected, metadata.get("call_id"))
-            await call_next()
-        else:
-            await self._reject(context, rejected)
+        receipt = metadata.get(self._key)
+        if receipt is None or not _is_for(receipt):
+            if receipt is not None:
+                # Of an earlier attempt, where middleware around this one retries.
+                metadata.pop("rate_limit", None)
+            name = context.function.name
+            rejected = (
+                self._admit(name, context, self._find)
+                if self._cost is None
+                else self._admit(name, context, self._find, self._cost(context))
+            )
+            if rejected is not None:
+                record_rejection(rejected, metadata.get("call_id"))
+                if not rejected.admitted:
+                    await self._reject(context, rejected)
+                    return
+        # Held while the call runs, for `_is_for` to find.
+        charged = metadata[self._key] = ["one call"]
+        await call_next()
+        del charged
 
     async def _reject(self, context: FunctionInvocationContext, decision: Decision) -> None:
-        record_rejection(decision, context.metadata.get("call_id"))
-        context.metadata["rate_limit"] = context.metadata[self._mark] = decision
+        context.metadata["rate_limit"] = decision
+        context.metadata[self._key] = []
         message = describe(decision)
         if self._form == "raise":
             raise agent_framework.MiddlewareFailure(message) from RateLimitExceeded(decision)
@@ -178,16 +178,16 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 context.result = [result] if isinstance(result, Content) else result
 
 
-def _is_paid(mark: object) -> bool:
-    """Whether the same limiter, registered further out, is running this very call and has charged it.
+def _is_for(receipt: list[str]) -> bool:
+    """Whether a limiter has charged this very call further out, where it is registered twice.
 
-    Then that middleware is among those that wait for this one, and holds the mark that it left: each mark
-    is good for one call, so attempts and copies of a call that middleware in between makes are charged.
+    Then the middleware that did waits for this one, and it holds the receipt that it left with the call. A
+    receipt is good for one call: attempts, and what middleware in between makes of one call, are charged.
     """
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is _PROCESS and frame.f_locals.get("paid") is mark:
-            return True
+        if frame.f_code is _PROCESS and frame.f_locals.get("charged") is receipt:
+            return bool(receipt and receipt.pop())
         frame = frame.f_back
     return False
 
@@ -197,24 +197,23 @@ _PROCESS = ToolRateLimitMiddleware.process.__code__
 
 def _find_fields(context: FunctionInvocationContext, names: tuple[str, ...]) -> dict[str, Any]:
     """The fields that a call has by itself."""
-    fields = {name: context.kwargs.get(name) for name in names}
-    if "session" in fields and context.session is not None:
-        fields["session"] = context.session.session_id
+    given = context.kwargs
+    fields: dict[str, Any] = {}
+    for name in names:
+        # Under "session" the framework itself puts the session among what is given.
+        fields[name] = given.get(name) if name != "session" else _session_id(context)
     return fields
+
+
+def _session_id(context: FunctionInvocationContext) -> str | None:
+    return None if context.session is None else context.session.session_id
 
 
 def _find_by(
     fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]],
-) -> Callable[[FunctionInvocationContext, tuple[str, ...]], dict[str, Any]]:
+) -> Callable[[FunctionInvocationContext, tuple[str, ...]], Mapping[str, str | int | None]]:
     """The fields as a callable of the user's gives them."""
-
-    def find(context: FunctionInvocationContext, _names: tuple[str, ...]) -> dict[str, Any]:
-        found = fields(context)
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"fields must return a mapping of names to values, got {found!r}")
-        return dict(found)
-
-    return find
+    return lambda context, _names: fields(context)
 
 
 def _content(message: str, decision: Decision) -> Content:

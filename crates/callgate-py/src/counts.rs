@@ -7,11 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use callgate::{Decision, Reason, Rejection};
 use pyo3::prelude::*;
 
-/// How many tools are counted apart. Names that only a pattern or the default limits come from whoever
-/// calls: beyond so many they are counted as one.
+/// How many tools are counted apart, and how long their names may be, in bytes. Names that only a
+/// pattern or the default limits come from whoever calls: all others are counted as one.
 const MOST_TOOLS: usize = 2_000;
+const LONGEST_NAME: usize = 256;
 
-/// The tool that all others are counted as.
+/// How many limits are told apart that reject one tool's calls: other names come with reloads and new
+/// limiters.
+const MOST_LIMITS: usize = 100;
+
+/// The tool and the limit that all others are counted as.
 const OTHER: &str = "_OTHER";
 
 const ADMITTED: &str = "admitted";
@@ -28,9 +33,12 @@ const REJECTED: [&str; 4] = [
 #[derive(Default)]
 pub(crate) struct Counts {
     admitted: AtomicU64,
-    /// By the limit that rejected; only ever a few.
-    rejected: boxcar::Vec<(Box<str>, [AtomicU64; REJECTED.len()])>,
+    /// By the limit that rejected.
+    rejected: boxcar::Vec<Rejected>,
 }
+
+/// A limit, and how often it rejected.
+type Rejected = (Box<str>, [AtomicU64; REJECTED.len()]);
 
 impl Counts {
     /// The counts of this tool: of all limiters together, so that a metric never goes down when one is dropped.
@@ -39,7 +47,8 @@ impl Counts {
         if let Some(counts) = all.get(tool) {
             return Arc::clone(counts);
         }
-        let tool = if all.len() < MOST_TOOLS { tool } else { OTHER };
+        let apart = all.len() < MOST_TOOLS && tool.len() <= LONGEST_NAME;
+        let tool = if apart { tool } else { OTHER };
         Arc::clone(all.entry(tool.to_owned()).or_default())
     }
 
@@ -56,15 +65,21 @@ impl Counts {
 
     fn add_rejection(&self, rejection: &Rejection<'_>, first: usize) {
         let outcome = first + usize::from(rejection.reason == Reason::Cost);
-        let mut all = self.rejected.iter().map(|(_, counts)| counts);
-        let known = all.find(|(limit, _)| **limit == *rejection.limit);
-        let (_, counts) = known.unwrap_or_else(|| {
-            let place = self
-                .rejected
-                .push((rejection.limit.into(), Default::default()));
-            &self.rejected[place]
+        let limit = rejection.limit;
+        let (_, counts) = self.of_limit(limit).unwrap_or_else(|| {
+            let apart = self.rejected.count() < MOST_LIMITS;
+            let limit = if apart { limit } else { OTHER };
+            self.of_limit(limit).unwrap_or_else(|| {
+                let place = self.rejected.push((limit.into(), Default::default()));
+                &self.rejected[place]
+            })
         });
         one_more(&counts[outcome]);
+    }
+
+    fn of_limit(&self, limit: &str) -> Option<&Rejected> {
+        let mut all = self.rejected.iter().map(|(_, of)| of);
+        all.find(|(name, _)| **name == *limit)
     }
 
     /// The outcomes that there were: limit, outcome and count.

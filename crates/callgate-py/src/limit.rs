@@ -11,9 +11,13 @@ use crate::{Argument, config_error, of_kind, refusal};
 
 /// A rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
 ///
-/// In any window of W seconds at most `burst + requests_per_second * W` calls are admitted.
+/// In any window of W seconds at most `burst + requests_per_second * W` tokens are spent.
 /// Rates range from 1 per 366 days to 1,000,000,000 a second, bursts from 1 to 4,294,967,295;
 /// anything else raises `ConfigError`. A float means its shortest decimal: 0.1 is one tenth.
+///
+/// `tools` are the names and patterns (with * and ?) of the tools that share the limit; unless given, the
+/// limit's name is its tool. `per` are the fields of a call that split it: each combination of their
+/// values has a bucket of its own. `cost` is what a call spends that does not say it.
 #[pyclass(frozen, eq, hash, module = "callgate")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ToolRateLimit {
@@ -38,7 +42,7 @@ impl ToolRateLimit {
         let limit = counted("requests_per_second", requests_per_second, |count| {
             Limit::per_second(count)
         })?;
-        Options { tools, per, cost }.complete(limit, Some(burst), "per")
+        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit of so many requests a minute.
@@ -56,7 +60,7 @@ impl ToolRateLimit {
         let limit = counted("requests_per_minute", requests_per_minute, |count| {
             Limit::per_minute(count)
         })?;
-        Options { tools, per, cost }.complete(limit, Some(burst), "per")
+        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit whose rate is written N/s, N/min, N/h or N/day.
@@ -77,7 +81,7 @@ impl ToolRateLimit {
         };
         let limit = text.to_string_lossy().parse::<Limit>();
         let limit = limit.map_err(|error| refused(&error, "rate", rate))?;
-        Options { tools, per, cost }.complete(limit, Some(burst), "per")
+        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit of never more than `count` requests in any second, minute, hour or day.
@@ -103,12 +107,23 @@ impl ToolRateLimit {
             let must = "count must be a whole number of at least 2 (for 1, ask for a rate of 1 with burst 1)";
             return Err(refusal(count, must));
         }
+        let limit = match burst {
+            None => limit,
+            Some(burst) => {
+                let must = "burst must be a whole number, at least 1 and below the quota";
+                limit.burst(whole(burst)?.ok_or_else(|| refusal(burst, must))?)
+            }
+        };
+        // The core says what is out of range: it may be a burst that was not given, or the rate that
+        // one leaves.
+        let checked = limit.check();
+        checked.map_err(|error| config_error(count.py(), error.to_string()))?;
         let options = Options {
             tools,
             per: fields,
             cost,
         };
-        options.complete(limit, burst, "fields")
+        options.complete(limit, "fields")
     }
 
     /// The rate at which the bucket refills, in tokens a second, as the nearest float.
@@ -245,54 +260,67 @@ struct Options<'a, 'py> {
     cost: Argument<'py>,
 }
 
-impl<'py> Options<'_, 'py> {
-    /// The limit with these and a burst; `per` is what the fields that split it are called.
-    fn complete(
-        &self,
-        mut limit: Limit,
-        burst: Option<&Bound<'py, PyAny>>,
-        per: &str,
-    ) -> PyResult<ToolRateLimit> {
-        let checked = |limit: Limit, field: &str, value: &Bound<'py, PyAny>| match limit.check() {
-            Ok(()) => Ok(limit),
-            Err(error) => Err(refused(&error, field, value)),
-        };
-        // What is no whole number is as far out of range as 0 is.
-        if let Some(burst) = burst {
-            limit = checked(limit.burst(whole(burst)?.unwrap_or(0)), "burst", burst)?;
-        }
+impl Options<'_, '_> {
+    /// The limit with these; `per` is what the fields that split it are called.
+    fn complete(&self, mut limit: Limit, per: &str) -> PyResult<ToolRateLimit> {
         if let Argument::Given(cost) = &self.cost {
             limit = checked(limit.cost(whole(cost)?.unwrap_or(0)), "cost", cost)?;
         }
         if let Some(tools) = self.tools {
-            limit = checked(limit.tools(texts("tools", tools)?), "tools", tools)?;
+            limit = named(&limit, "tools", tools, Limit::tools)?;
         }
         if let Some(fields) = self.per {
-            limit = checked(limit.per(texts(per, fields)?), per, fields)?;
+            limit = named(&limit, per, fields, Limit::per)?;
         }
         Ok(ToolRateLimit { limit })
     }
 }
 
+/// What is no whole number is as far out of range as 0 is.
+fn with_burst(limit: Limit, burst: &Bound<'_, PyAny>) -> PyResult<Limit> {
+    checked(limit.burst(whole(burst)?.unwrap_or(0)), "burst", burst)
+}
+
+/// A limit that was found to be right; else the value is refused that it was just given.
+fn checked(limit: Limit, field: &str, value: &Bound<'_, PyAny>) -> PyResult<Limit> {
+    match limit.check() {
+        Ok(()) => Ok(limit),
+        Err(error) => Err(refused(&error, field, value)),
+    }
+}
+
+/// A limit with some names, or one. A name that is refused is shown without the others.
+fn named(
+    limit: &Limit,
+    field: &str,
+    value: &Bound<'_, PyAny>,
+    set: impl Fn(Limit, Vec<String>) -> Limit,
+) -> PyResult<Limit> {
+    let names = texts(field, value)?;
+    for name in &names {
+        let shown = PyString::new(value.py(), name);
+        checked(set(limit.clone(), vec![name.clone()]), field, &shown)?;
+    }
+    checked(set(limit.clone(), names), field, value)
+}
+
 /// Some names, or one.
 fn texts(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
-    let must = || format!("{field} must be a name or a list of names");
     let text = |name: &Bound<'_, PyAny>| {
-        let name = name.cast::<PyString>().ok()?;
-        name.to_str().ok().map(str::to_owned)
+        let Ok(text) = name.cast::<PyString>() else {
+            return Err(refusal(name, &format!("each of {field} must be a str")));
+        };
+        let text = text.to_str().map(str::to_owned);
+        text.map_err(|_| refusal(name, &format!("each of {field} must be valid Unicode")))
     };
     if value.is_instance_of::<PyString>() {
-        return Ok(vec![text(value).ok_or_else(|| refusal(value, &must()))?]);
+        return Ok(vec![text(value)?]);
     }
     let Some(names) = of_kind(value.py(), value.try_iter())? else {
-        return Err(refusal(value, &must()));
+        let must = format!("{field} must be a name or a list of names");
+        return Err(refusal(value, &must));
     };
-    names
-        .map(|name| {
-            let name = name?;
-            text(&name).ok_or_else(|| refusal(&name, &format!("each of {field} must be a str")))
-        })
-        .collect()
+    names.map(|name| text(&name?)).collect()
 }
 
 /// A limit of a number of requests in a unit of time, as Python gave it.

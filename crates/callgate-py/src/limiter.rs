@@ -10,6 +10,7 @@ use callgate::{Call, Decision as Core, HighWater, Level, LimiterBuilder, Reading
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString, PyTuple};
 
 use crate::counts::Counts;
@@ -69,15 +70,22 @@ impl LimitSnapshot {
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over")]
 impl Limiter {
     #[new]
-    #[pyo3(signature = (limits, *, default=None, dry_run=None, clock=None),
+    #[pyo3(signature = (limits, *, default=None, dry_run=Argument::Default, clock=None),
         text_signature = "(limits, *, default=None, dry_run=False, clock=None)")]
     fn new(
         limits: &Bound<'_, PyAny>,
         default: Option<&Bound<'_, PyAny>>,
-        dry_run: Option<&Bound<'_, PyAny>>,
+        dry_run: Argument<'_>,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let builder = builder(limits, default)?.dry_run(dry_run.map_or(Ok(false), truth)?);
+        let must = "limits must be a mapping of names to ToolRateLimit";
+        let mut builder = builder(limits, must)?;
+        if let Some(default) = default {
+            builder = builder.default_limit(limit_of("default", default)?);
+        }
+        if let Argument::Given(dry_run) = &dry_run {
+            builder = builder.dry_run(truth(dry_run)?);
+        }
         Self::build(limits.py(), builder, clock)
     }
 
@@ -87,7 +95,8 @@ impl Limiter {
     fn from_file(path: &Bound<'_, PyAny>, clock: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
         let py = path.py();
         let Some(file) = of_kind(py, path.extract::<PathBuf>())? else {
-            return Err(refusal(path, "path must be a path of a file"));
+            let must = "path must be a file's path: a str or a pathlib.Path";
+            return Err(refusal(path, must));
         };
         Self::build(py, read(py, file)?, clock)
     }
@@ -135,11 +144,8 @@ impl Limiter {
         if self.split.load(Ordering::Relaxed) {
             let needed = self.core.fields_of(&tool.to_string_lossy());
             if !needed.is_empty() {
-                let found = find.call1((context, PyTuple::new(tool.py(), needed)?))?;
-                let Ok(found) = found.cast::<PyDict>() else {
-                    return Err(refusal(&found, "fields must be a dict of names to values"));
-                };
-                fields = values(tool, found)?;
+                let needed = PyTuple::new(tool.py(), needed)?;
+                fields = values(tool, &dict(find.call1((context, needed))?)?)?;
             }
         }
         self.ask(tool, cost, &fields, |asked| match &asked.decision {
@@ -159,26 +165,34 @@ impl Limiter {
         dry_run: Argument<'_>,
     ) -> PyResult<()> {
         let py = limits_or_path.py();
-        let builder = match of_kind(py, limits_or_path.extract::<PathBuf>())? {
-            Some(path) => {
-                for (name, argument) in [("default", &default), ("dry_run", &dry_run)] {
-                    if let Argument::Given(value) = argument {
-                        let must = format!("{name} must be left out where a file says it");
-                        return Err(refusal(value, &must));
-                    }
+        if let Some(path) = of_kind(py, limits_or_path.extract::<PathBuf>())? {
+            for (name, argument) in [("default", &default), ("dry_run", &dry_run)] {
+                if let Argument::Given(value) = argument {
+                    let must = format!("{name} must be left out where a file says it");
+                    return Err(refusal(value, &must));
                 }
-                read(py, path)?
             }
-            None => self.other_limits(limits_or_path, &default, &dry_run)?,
-        };
-        let now = self.now(py)?;
-        match now {
-            None => self.core.reload(builder),
-            Some(now) => self.core.reload_at(builder, now.elapsed()),
+            let builder = read(py, path)?;
+            return self.put_in_force(py, || builder);
         }
-        .map_err(|error| config_error(py, error.to_string()))?;
-        self.look(py);
-        Ok(())
+        let must = "limits_or_path must be a mapping of names to ToolRateLimit, or a file's path";
+        let builder = builder(limits_or_path, must)?;
+        let default = match &default {
+            Argument::Default => None,
+            Argument::Given(none) if none.is_none() => Some(None),
+            Argument::Given(default) => Some(Some(limit_of("default", default)?)),
+        };
+        let dry_run = match &dry_run {
+            Argument::Default => None,
+            Argument::Given(dry_run) => Some(truth(dry_run)?),
+        };
+        self.put_in_force(py, || {
+            let builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
+            match default.unwrap_or_else(|| self.default()) {
+                Some(default) => builder.default_limit(default),
+                None => builder,
+            }
+        })
     }
 
     /// What each limit's buckets hold now, by the limit's name. Looking spends nothing.
@@ -198,23 +212,24 @@ impl Limiter {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let limits = PyDict::new(py);
+        let mut default = String::new();
         for level in self.core.snapshot() {
-            let limit = level.limit;
-            limits.set_item(level.name, ToolRateLimit { limit })?;
+            let limit = ToolRateLimit { limit: level.limit };
+            if level.name == DEFAULT {
+                default = format!(", default={}", limit.__repr__(py)?);
+            } else {
+                limits.set_item(level.name, limit)?;
+            }
         }
-        let default = match limits.get_item(DEFAULT)? {
-            None => String::new(),
-            Some(default) => format!(", default={}", default.repr()?.to_string_lossy()),
-        };
-        limits.del_item(DEFAULT).ok();
         let dry_run = if self.core.is_dry_run() {
             ", dry_run=True"
         } else {
             ""
         };
+        let limits = limits.repr()?;
         Ok(format!(
             "Limiter({}{default}{dry_run})",
-            limits.repr()?.to_string_lossy()
+            limits.to_string_lossy()
         ))
     }
 
@@ -256,36 +271,36 @@ impl Limiter {
                 counts: Counts::of(name),
             });
         }
-        let levels = self.core.snapshot();
-        let split = levels.iter().any(|level| level.remaining.is_none());
+        let split = self.core.snapshot().into_iter().any(|level| {
+            let mut fields = level.limit.split_by().iter();
+            fields.any(|field| field != "tool")
+        });
         self.split.store(split, Ordering::Relaxed);
     }
 
-    /// The limits in a mapping, with the default and the dry run as they are where nothing is said of them.
-    fn other_limits(
+    /// Puts limits in force that are finished once the time is known: no Python runs from then on, so
+    /// that no other reload comes in between.
+    fn put_in_force(
         &self,
-        limits: &Bound<'_, PyAny>,
-        default: &Argument<'_>,
-        dry_run: &Argument<'_>,
-    ) -> PyResult<LimiterBuilder> {
-        let dry_run = match dry_run {
-            Argument::Default => self.core.is_dry_run(),
-            Argument::Given(dry_run) => truth(dry_run)?,
-        };
-        let builder = match default {
-            Argument::Given(default) => {
-                builder(limits, Some(default).filter(|default| !default.is_none()))?
-            }
-            Argument::Default => {
-                let builder = builder(limits, None)?;
-                let mut levels = self.core.snapshot().into_iter();
-                match levels.find(|level| level.name == DEFAULT) {
-                    Some(default) => builder.default_limit(default.limit),
-                    None => builder,
-                }
-            }
-        };
-        Ok(builder.dry_run(dry_run))
+        py: Python<'_>,
+        finished: impl FnOnce() -> LimiterBuilder,
+    ) -> PyResult<()> {
+        let now = self.now(py)?;
+        let builder = finished();
+        match now {
+            None => self.core.reload(builder),
+            Some(now) => self.core.reload_at(builder, now.elapsed()),
+        }
+        .map_err(|error| config_error(py, error.to_string()))?;
+        self.look(py);
+        Ok(())
+    }
+
+    /// The limit of the tools that no other limit holds for.
+    fn default(&self) -> Option<callgate::Limit> {
+        let mut levels = self.core.snapshot().into_iter();
+        let default = levels.find(|level| level.name == DEFAULT)?;
+        Some(default.limit)
     }
 
     fn levels(&self, py: Python<'_>) -> PyResult<Vec<Level<'_>>> {
@@ -353,16 +368,13 @@ impl Asked<'_> {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "measured: a tenth of a call")]
     fn decision<'py>(self, tool: &Bound<'py, PyString>) -> PyResult<Bound<'py, Decision>> {
-        let remaining = match &self.decision {
+        match &self.decision {
+            Core::Rejected(rejection) => self.rejected(tool, false, rejection),
             Core::Admitted(permit) => match permit.overruled() {
-                None => {
-                    return Decision::object(tool, true, None, None, permit.remaining(), None);
-                }
-                Some(rejection) => return self.rejected(tool, true, rejection),
+                None => Decision::object(tool, true, None, None, permit.remaining(), None),
+                Some(rejection) => self.rejected(tool, true, rejection),
             },
-            Core::Rejected(rejection) => rejection,
-        };
-        self.rejected(tool, false, remaining)
+        }
     }
 
     #[inline]
@@ -464,13 +476,9 @@ fn reading(clock: &Bound<'_, PyAny>, first: Option<i128>) -> PyResult<(f64, i128
     Ok((seconds, nanos))
 }
 
-/// The limits of a mapping, whatever kind it is, and what holds for the rest.
-fn builder(
-    limits: &Bound<'_, PyAny>,
-    default: Option<&Bound<'_, PyAny>>,
-) -> PyResult<LimiterBuilder> {
+/// The limits of a mapping, whatever kind it is.
+fn builder(limits: &Bound<'_, PyAny>, must: &str) -> PyResult<LimiterBuilder> {
     let Ok(mapping) = limits.cast::<PyMapping>() else {
-        let must = "limits must be a mapping of names to ToolRateLimit";
         return Err(refusal(limits, must));
     };
     let mut builder = callgate::Limiter::builder();
@@ -485,10 +493,7 @@ fn builder(
             .map_err(|_| refusal(&name, "a limit's name must be valid Unicode"))?;
         builder = builder.limit(text, limit_of(&format!("limit '{text}'"), &limit)?);
     }
-    Ok(match default {
-        Some(default) => builder.default_limit(limit_of("default", default)?),
-        None => builder,
-    })
+    Ok(builder)
 }
 
 fn limit_of(what: &str, limit: &Bound<'_, PyAny>) -> PyResult<callgate::Limit> {
@@ -511,33 +516,63 @@ fn truth(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// A call's field and its value.
-type Field = (String, String);
+type Field = (PyBackedStr, PyBackedStr);
+
+/// What a callable found, which may be any mapping.
+fn dict(found: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyDict>> {
+    let found = match found.cast_into::<PyDict>() {
+        Ok(dict) => return Ok(dict),
+        Err(error) => error.into_inner(),
+    };
+    let Ok(mapping) = found.cast::<PyMapping>() else {
+        let must = "fields must return a mapping of names to values";
+        return Err(refusal(&found, must));
+    };
+    let dict = PyDict::new(found.py());
+    dict.update(mapping)?;
+    Ok(dict)
+}
 
 /// The fields of a call. A number is taken as its digits, and None as if the field were not there.
 fn values(tool: &Bound<'_, PyString>, fields: &Bound<'_, PyDict>) -> PyResult<Vec<Field>> {
+    let refused = |value: &Bound<'_, PyAny>, what: &str| {
+        let tool = tool.to_string_lossy();
+        refusal(value, &format!("tool '{tool}': {what}"))
+    };
     let mut values = Vec::with_capacity(fields.len());
     for (name, value) in fields {
+        let Some(field) = text(&name) else {
+            let must = "a field's name must be a str, and valid Unicode";
+            return Err(refused(&name, must));
+        };
         if value.is_none() {
             continue;
         }
-        let refused = |what: &str| {
-            let tool = tool.to_string_lossy();
-            refusal(
-                &value,
-                &format!("tool '{tool}': field '{name}' must be {what}"),
-            )
-        };
-        let text = if let Ok(text) = value.cast::<PyString>() {
-            text.clone()
-        } else if value.is_instance_of::<PyInt>() && !value.is_instance_of::<PyBool>() {
-            value.str()?
-        } else {
-            return Err(refused("a str, an int or None"));
-        };
-        let text = text.to_str().map_err(|_| refused("valid Unicode"))?;
-        values.push((name.str()?.to_str()?.to_owned(), text.to_owned()));
+        let value = match whole_digits(&value)? {
+            Some(digits) => text(&digits),
+            None => text(&value),
+        }
+        .ok_or_else(|| {
+            let must = format!("field '{field}' must be a str (of valid Unicode), an int or None");
+            refused(&value, &must)
+        })?;
+        values.push((field, value));
     }
     Ok(values)
+}
+
+/// A text, if it is one and can be written in UTF-8.
+fn text(value: &Bound<'_, PyAny>) -> Option<PyBackedStr> {
+    PyBackedStr::try_from(value.cast::<PyString>().ok()?.clone()).ok()
+}
+
+/// The digits of an int, whatever a subclass (an enum, say) makes of itself.
+fn whole_digits<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if !value.is_instance_of::<PyInt>() || value.is_instance_of::<PyBool>() {
+        return Ok(None);
+    }
+    let int = value.py().get_type::<PyInt>();
+    of_kind(value.py(), int.call_method1("__repr__", (value,)))
 }
 
 fn tokens(tool: &Bound<'_, PyString>, cost: &Bound<'_, PyAny>) -> PyResult<NonZeroU64> {
