@@ -6,6 +6,7 @@ import gc
 import json
 import sys
 import weakref
+from collections.abc import Callable
 from enum import Enum, IntEnum
 from itertools import permutations
 from pathlib import Path
@@ -349,10 +350,11 @@ def test_a_field_that_is_no_name_is_refused_before_anything_changes(
 ) -> None:
     limiter = Limiter({"lookup": hourly(2, per=["tenant"])}, clock=clock)
     message = "tool 'lookup': field 'tenant' must be a str (of valid Unicode), an int or None, got "
-    for ask in (
+    asking: list[Callable[[], object]] = [
         lambda: limiter.try_acquire("lookup", tenant=value),
         lambda: limiter._admit("lookup", None, Mock(return_value={"tenant": value})),
-    ):
+    ]
+    for ask in asking:
         with pytest.raises(ConfigError) as refused:
             ask()
         assert str(refused.value).startswith(message)
