@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use callgate::{Decision, Reason, Rejection};
 use pyo3::prelude::*;
 
-/// How many tools are counted apart, and how long their names may be, in bytes. Names that only a
-/// pattern or the default limits come from whoever calls: all others are counted as one.
+/// How many tools that no limit names are counted apart, and how long their names may be, in bytes:
+/// they come from whoever calls.
 const MOST_TOOLS: usize = 2_000;
 const LONGEST_NAME: usize = 256;
 
@@ -41,13 +41,22 @@ pub(crate) struct Counts {
 type Rejected = (Box<str>, [AtomicU64; REJECTED.len()]);
 
 impl Counts {
-    /// The counts of this tool: of all limiters together, so that a metric never goes down when one is dropped.
+    /// The counts of a tool: of all limiters together, so that a metric never goes down when one is dropped.
     pub(crate) fn of(tool: &str) -> Arc<Self> {
+        Self::of_either(tool, true)
+    }
+
+    /// The counts of a tool that only a pattern or the default limits.
+    pub(crate) fn of_unnamed(tool: &str) -> Arc<Self> {
+        Self::of_either(tool, false)
+    }
+
+    fn of_either(tool: &str, is_named: bool) -> Arc<Self> {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(counts) = all.get(tool) {
             return Arc::clone(counts);
         }
-        let apart = all.len() < MOST_TOOLS && tool.len() <= LONGEST_NAME;
+        let apart = is_named || (all.len() < MOST_TOOLS && tool.len() <= LONGEST_NAME);
         let tool = if apart { tool } else { OTHER };
         Arc::clone(all.entry(tool.to_owned()).or_default())
     }

@@ -346,7 +346,7 @@ impl Limiter {
         };
         match decision.tool_number() {
             Some(number) => self.names[number].counts.add(&decision),
-            None if decision.is_limited() => Counts::of(&text).add(&decision),
+            None if decision.is_limited() => Counts::of_unnamed(&text).add(&decision),
             None => {}
         }
         Ok(answer(Asked {
