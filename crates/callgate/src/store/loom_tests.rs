@@ -183,6 +183,7 @@ mod several_limits {
     }
 
     /// One after the other; gives the first token back where the second limit refuses.
+    #[expect(clippy::unnecessary_wraps, reason = "it takes the place of others")]
     fn with_undo(limits: &Limits) -> Result<bool, Moved> {
         let [(first, _), (second, _)] = limits else {
             unreachable!("two limits");
@@ -199,12 +200,13 @@ mod several_limits {
     }
 
     /// Looks at all, and then charges all.
+    #[expect(clippy::unnecessary_wraps, reason = "it takes the place of others")]
     fn look_and_charge(limits: &Limits) -> Result<bool, Moved> {
         let admitted = limits.iter().all(|(buckets, _)| level(buckets) > 0);
         if admitted {
-            limits.iter().for_each(|(buckets, _)| {
+            for (buckets, _) in limits {
                 draw(buckets, 0, 1);
-            });
+            }
         }
         Ok(admitted)
     }
