@@ -18,9 +18,8 @@ export PYO3_BUILD_EXTENSION_MODULE := 1
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes -r
 # The folders are in the list too, so that a file's removal counts.
-SOURCES := Cargo.toml Cargo.lock pyproject.toml \
-    crates/callgate/Cargo.toml crates/callgate-py/Cargo.toml \
-    $(shell find crates/callgate/src crates/callgate-py/src)
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard crates/*/Cargo.toml) \
+    $(shell find crates/*/src)
 
 # A venv holds its own path: one that was moved with its checkout is made anew.
 ifneq ($(wildcard $(VENV)/.made),)

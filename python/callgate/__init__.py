@@ -9,6 +9,13 @@ Example:
     >>> limiter = Limiter({"lookup_customer": ToolRateLimit(requests_per_second=2, burst=2)})
     >>> [limiter.try_acquire("lookup_customer").admitted for _ in range(3)]
     [True, True, False]
+
+    One budget for several tools, a bucket of it for each tenant, and a limit for all other tools:
+
+    >>> crm = ToolRateLimit.quota(100, per="min", tools=["crm_*"], fields=["tenant"])
+    >>> limiter = Limiter({"crm": crm}, default=ToolRateLimit.parse("10/s", burst=10))
+    >>> bool(limiter.try_acquire("crm_search", tenant="acme"))
+    True
 """
 
 import os

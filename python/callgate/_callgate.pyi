@@ -1,7 +1,8 @@
 """The extension module: the core's types."""
 
-from collections.abc import Callable, Mapping
-from typing import Literal, SupportsIndex, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, SupportsIndex, final
 
 __all__ = [
     "Decision",
@@ -10,19 +11,21 @@ __all__ = [
     "ToolRateLimit",
     "__version__",
     "decision_counts",
+    "main",
     "reset_decision_counts",
     "restore_decision",
+    "restore_limit",
 ]
 
 __version__: str
 
 @final
 class ToolRateLimit:
-    """A tool's rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
+    """A rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
 
-    In any window of W seconds at most ``burst + requests_per_second * W`` calls are admitted, so
-    2 a second with burst 2 lets 4 calls into one second. Immutable, hashable, equal by value,
-    picklable.
+    In any window of W seconds it lets at most ``burst + requests_per_second * W`` tokens through, so
+    2 a second with burst 2 lets 4 calls into one second. Where a service says "never more than 100
+    in any minute", take a `quota`. Immutable, hashable, equal by value, picklable.
 
     A float means its shortest decimal: 0.1 is one tenth, not the binary number beside it.
 
@@ -30,33 +33,55 @@ class ToolRateLimit:
         requests_per_second: How fast the bucket refills, in tokens a second: from 1 per 366 days
             (about 3.17e-8) to 1,000,000,000.
         burst: How many tokens it holds: a whole number from 1 to 4,294,967,295.
+        tools: The tools that share the limit, by name or by a pattern in which ``*`` stands for any
+            characters and ``?`` for any one. By default the limit's name is its tool, or its pattern.
+        per: The fields of a call that split the limit, such as ``["tenant"]``: each combination of
+            their values has a bucket of its own, and a call without such a field falls into that
+            field's one bucket for "missing". ``"tool"`` is the tool's name; ``cost`` and
+            ``max_wait`` are no fields.
+        cost: What a call spends that does not say its cost itself: from 1 token to the burst.
 
     Raises:
-        ConfigError: If a value is not a number or out of range.
+        ConfigError: If a value is of the wrong kind or out of range.
 
     Example:
         >>> from callgate import ToolRateLimit
         >>> ToolRateLimit(requests_per_second=2, burst=2)
         ToolRateLimit(requests_per_second=2, burst=2)
-        >>> ToolRateLimit.per_minute(100, burst=5)
-        ToolRateLimit.parse('100/min', burst=5)
+        >>> ToolRateLimit(5, burst=20, tools=["crm_*", "lookup_customer"], per=["tenant"])
+        ToolRateLimit(requests_per_second=5, burst=20, tools=('crm_*', 'lookup_customer'), per=('tenant',))
     """
 
     def __new__(
-        cls, requests_per_second: float | SupportsIndex, burst: SupportsIndex
+        cls,
+        requests_per_second: float | SupportsIndex,
+        burst: SupportsIndex,
+        *,
+        tools: Iterable[str] | None = None,
+        per: Iterable[str] = (),
+        cost: SupportsIndex = 1,
     ) -> ToolRateLimit: ...
     @classmethod
     def per_minute(
-        cls, requests_per_minute: float | SupportsIndex, burst: SupportsIndex
+        cls,
+        requests_per_minute: float | SupportsIndex,
+        burst: SupportsIndex,
+        *,
+        tools: Iterable[str] | None = None,
+        per: Iterable[str] = (),
+        cost: SupportsIndex = 1,
     ) -> ToolRateLimit:
         """A limit of so many requests a minute.
 
         Args:
             requests_per_minute: Tokens a minute, in the same range as `requests_per_second`.
             burst: How many tokens the bucket holds.
+            tools: As in `ToolRateLimit`.
+            per: As in `ToolRateLimit`.
+            cost: As in `ToolRateLimit`.
 
         Raises:
-            ConfigError: If a value is not a number or out of range.
+            ConfigError: If a value is of the wrong kind or out of range.
 
         Example:
             >>> from callgate import ToolRateLimit
@@ -65,15 +90,26 @@ class ToolRateLimit:
         """
 
     @classmethod
-    def parse(cls, rate: str, burst: SupportsIndex) -> ToolRateLimit:
+    def parse(
+        cls,
+        rate: str,
+        burst: SupportsIndex,
+        *,
+        tools: Iterable[str] | None = None,
+        per: Iterable[str] = (),
+        cost: SupportsIndex = 1,
+    ) -> ToolRateLimit:
         """A limit whose rate is written as services write it.
 
         Args:
             rate: ``N/s``, ``N/min``, ``N/h`` or ``N/day``, with N a decimal of up to 18 digits.
             burst: How many tokens the bucket holds.
+            tools: As in `ToolRateLimit`.
+            per: As in `ToolRateLimit`.
+            cost: As in `ToolRateLimit`.
 
         Raises:
-            ConfigError: If the rate cannot be read, or a value is out of range.
+            ConfigError: If the rate cannot be read, or a value is of the wrong kind or out of range.
 
         Example:
             >>> from callgate import ToolRateLimit
@@ -81,22 +117,77 @@ class ToolRateLimit:
             True
         """
 
+    @classmethod
+    def quota(
+        cls,
+        count: SupportsIndex,
+        per: Literal["s", "min", "h", "day"],
+        burst: SupportsIndex | None = None,
+        *,
+        tools: Iterable[str] | None = None,
+        fields: Iterable[str] = (),
+        cost: SupportsIndex = 1,
+    ) -> ToolRateLimit:
+        """A limit of never more than so many tokens in any second, minute, hour or day.
+
+        It is a bucket like any other, refilled at ``(count - burst)`` a unit of time. A larger burst
+        lets more calls through at once, and fewer after that.
+
+        Args:
+            count: The most tokens in any window of the unit's length: a whole number of at least 2.
+            per: The unit of time.
+            burst: How many tokens the bucket holds: at least 1 and below the count; by default a
+                tenth of it, at least 1.
+            tools: As in `ToolRateLimit`.
+            fields: The fields that split the limit: what is `per` in `ToolRateLimit`.
+            cost: As in `ToolRateLimit`.
+
+        Raises:
+            ConfigError: If a value is of the wrong kind or out of range.
+
+        Example:
+            >>> from callgate import Limiter, ToolRateLimit
+            >>> ToolRateLimit.quota(100, per="min")
+            ToolRateLimit.quota(100, per='min', burst=10)
+            >>> limit = ToolRateLimit.quota(90, per="min", burst=30, fields=["tenant"])
+            >>> limit.requests_per_second
+            1.0
+        """
+
     @property
     def requests_per_second(self) -> float:
-        """The rate in tokens a second, as the nearest float."""
+        """How fast the bucket refills, in tokens a second, as the nearest float.
+
+        Of a quota too, where that is what its burst leaves of it.
+        """
 
     @property
     def burst(self) -> int:
         """The bucket's capacity in tokens."""
 
+    @property
+    def tools(self) -> tuple[str, ...] | None:
+        """The names and patterns of the tools that share the limit; None where its name is its tool."""
+
+    @property
+    def per(self) -> tuple[str, ...]:
+        """The fields that split the limit."""
+
+    @property
+    def cost(self) -> int:
+        """What a call spends that does not say its cost itself, in tokens."""
+
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __hash__(self) -> int: ...
-    def __reduce__(self) -> tuple[Callable[[str, int], ToolRateLimit], tuple[str, int]]: ...
+    def __reduce__(self) -> tuple[Callable[..., ToolRateLimit], tuple[object, ...]]: ...
 
 @final
 class Decision:
     """Whether a call may run now. True where it may.
+
+    In a dry run every call may, and `limit`, `reason` and `retry_after` say what would have
+    refused it.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit
@@ -109,7 +200,7 @@ class Decision:
 
     @property
     def admitted(self) -> bool:
-        """Whether the call may run; its tokens are then spent."""
+        """Whether the call may run; its tokens are then spent, but for one that a dry run lets pass."""
 
     @property
     def tool(self) -> str:
@@ -117,21 +208,28 @@ class Decision:
 
     @property
     def limit(self) -> str | None:
-        """The name of the limit that refused the call; None where it was admitted."""
+        """The name of the limit that refused the call; None where none did.
+
+        Of several it is the one that refuses for the longest. ``"[default]"`` is the limit for tools
+        that no other holds for.
+        """
 
     @property
     def reason(self) -> Literal["rate", "cost"] | None:
-        """Why it was refused: too few tokens now, or a cost above the burst. None where admitted."""
+        """Why it was refused: too few tokens now, or a cost above the burst. None where it was not."""
 
     @property
     def remaining(self) -> int | None:
-        """The whole tokens left in the bucket; None where the tool has no limit."""
+        """The whole tokens left in the call's bucket, of several limits in the tightest.
+
+        None where the tool has no limit.
+        """
 
     @property
     def retry_after(self) -> float | None:
         """Seconds to wait before the same call can be admitted, if nobody else spends.
 
-        Never 0. None where the call was admitted, and where no wait helps. For an injected
+        Never 0. None where the call was not refused, and where no wait helps. For an injected
         clock, a call at ``clock() + retry_after`` (as floats) is admitted.
         """
 
@@ -140,12 +238,12 @@ class Decision:
 
 @final
 class LimitSnapshot:
-    """A limit, and what its bucket holds.
+    """A limit, and what its buckets hold.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit
         >>> Limiter({"search": ToolRateLimit(1, burst=5)}).snapshot()["search"]
-        LimitSnapshot(limit=ToolRateLimit(requests_per_second=1, burst=5), remaining=5)
+        LimitSnapshot(limit=ToolRateLimit(requests_per_second=1, burst=5), remaining=5, buckets=1)
     """
 
     @property
@@ -153,19 +251,33 @@ class LimitSnapshot:
         """The limit."""
 
     @property
-    def remaining(self) -> int:
-        """The whole tokens in the bucket."""
+    def remaining(self) -> int | None:
+        """The whole tokens in the bucket; None where fields split the limit: each bucket has its own."""
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets are kept: 1 where no field splits the limit.
+
+        Where some do: those that are not full, and those that were not when last looked at. A
+        limit keeps at most about a million; beyond that, calls with other fields share one.
+        """
 
 @final
 class Limiter:
     """Decides whether a tool's call may run now.
 
+    All limits that hold for a tool must admit its call, and then all are charged; where one refuses,
+    none is. A tool that no limit holds for falls under the default, or is not limited.
+
     One instance may be used from any number of threads and event loops at once; it belongs to none
     of them. A forked child goes on with a copy: from then on the two count apart.
 
     Args:
-        limits: The limit of each tool, by the tool's exact name. A tool that is not named is not
-            limited.
+        limits: The limits by name. A limit's name is its tool, or a pattern of tools such as
+            ``"crm_*"``, unless the limit names its `tools` itself.
+        default: The limit of each tool that no other limit holds for, with a bucket for each of them.
+        dry_run: Whether to let every call pass, and only say and count what would have been
+            refused. What would have been refused spends nothing.
         clock: A callable that returns the time in seconds as a float, as `time.monotonic` does;
             for tests that move time. Readings count in whole nanoseconds. One that is up to 2 s
             below the highest so far counts as the highest; after a larger step back, time goes on
@@ -175,12 +287,15 @@ class Limiter:
             clock of your own when the interpreter exits: that can abort the process.)
 
     Raises:
-        ConfigError: If a limit or the clock is not what it should be.
+        ConfigError: If a limit or another value is not what it should be.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit
-        >>> limiter = Limiter({"search": ToolRateLimit(10, burst=10)})
-        >>> if limiter.try_acquire("search"):
+        >>> limiter = Limiter(
+        ...     {"search": ToolRateLimit(10, burst=10, per=["tenant"])},
+        ...     default=ToolRateLimit(1, burst=5),
+        ... )
+        >>> if limiter.try_acquire("search", tenant="acme"):
         ...     print("run the tool")
         run the tool
     """
@@ -189,22 +304,58 @@ class Limiter:
         cls,
         limits: Mapping[str, ToolRateLimit],
         *,
+        default: ToolRateLimit | None = None,
+        dry_run: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> Limiter: ...
-    def try_acquire(self, tool: str, *, cost: SupportsIndex = 1) -> Decision:
+    @staticmethod
+    def from_file(
+        path: str | PathLike[str], *, clock: Callable[[], float] | None = None
+    ) -> Limiter:
+        """Makes a limiter from a TOML file of limits.
+
+        `callgate check FILE` says which limits it really puts in force, and `callgate schema` what
+        may stand in it.
+
+        Args:
+            path: The file, of at most 16 MiB.
+            clock: As in `Limiter`.
+
+        Raises:
+            ConfigError: If the file cannot be read or anything in it is refused: the message has all
+                faults, each with its line.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from tempfile import TemporaryDirectory
+            >>> from callgate import Limiter
+            >>> with TemporaryDirectory() as folder:
+            ...     file = Path(folder, "limits.toml")
+            ...     _ = file.write_text("limits.search = { rate = '300/min', burst = 20 }")
+            ...     limiter = Limiter.from_file(file)
+            >>> limiter
+            Limiter({'search': ToolRateLimit(requests_per_second=5, burst=20)})
+        """
+
+    def try_acquire(
+        self, tool: str, *, cost: SupportsIndex = ..., **fields: str | int | None
+    ) -> Decision:
         """Decides on one call, at once.
 
         Args:
-            tool: The tool's name.
-            cost: The call's cost in tokens, a whole number of at least 1. A cost above the burst
-                is refused with the reason ``"cost"``.
+            tool: The tool's name. One that is no valid Unicode is matched as its replacement text.
+            cost: The call's cost in tokens, a whole number of at least 1; by default what the
+                limits say. A cost above a limit's burst is refused with the reason ``"cost"``.
+            fields: What limits are split by, such as ``tenant="acme"``: any text, however long, or a
+                whole number, which counts as its digits. None is as if it were not given. Fields
+                that no limit of the tool is split by are not looked at.
 
         Returns:
             The decision. The tokens are spent when it admits, whatever becomes of the call.
 
         Raises:
-            ConfigError: If the cost or the name is not what it should be, or the injected clock
-                returned something else than a finite number.
+            ConfigError: If the name, the cost or a field is not what it should be, or the injected
+                clock returned something else than a finite number.
 
         Example:
             >>> from callgate import Limiter, ToolRateLimit
@@ -215,8 +366,44 @@ class Limiter:
             Decision(admitted=False, tool='search', limit='search', reason='rate', remaining=2, retry_after=1.0)
         """
 
+    def reload(
+        self,
+        limits_or_path: Mapping[str, ToolRateLimit] | str | PathLike[str],
+        *,
+        default: ToolRateLimit | None = ...,
+        dry_run: bool = ...,
+    ) -> None:
+        """Puts other limits in force: at once, and for every call from then on.
+
+        A limit with the same name as one before keeps its level in tokens, in every bucket: a lower
+        burst cuts it, a higher one adds nothing. Under a new name it starts full. Where other
+        fields split a limit than before, all its buckets start as the emptiest of the old.
+
+        Args:
+            limits_or_path: The limits by name, or the TOML file that has them.
+            default: With a mapping, the limit of all other tools, or None for none; it stays as it
+                is where this is left out. A file says it itself.
+            dry_run: The same of the dry run.
+
+        Raises:
+            ConfigError: If anything is not what it should be. The limits before then stay in
+                force, untouched.
+
+        Example:
+            >>> from callgate import Limiter, ToolRateLimit
+            >>> limiter = Limiter({"search": ToolRateLimit(1, burst=5)}, clock=lambda: 0.0)
+            >>> limiter.try_acquire("search").remaining
+            4
+            >>> limiter.reload({"search": ToolRateLimit(2, burst=100)})
+            >>> limiter.snapshot()["search"].remaining
+            4
+        """
+
     def snapshot(self) -> dict[str, LimitSnapshot]:
-        """What each limit's bucket holds now, by the limit's name. Looking spends nothing.
+        """What each limit's buckets hold now, by the limit's name. Looking spends nothing.
+
+        The limits are in the order they were given, the one for all other tools last, as
+        ``"[default]"``.
 
         Example:
             >>> from callgate import Limiter, ToolRateLimit
@@ -225,14 +412,30 @@ class Limiter:
             5
         """
 
-    def _admit(self, tool: str) -> Decision | None: ...
+    def _admit(
+        self,
+        tool: str,
+        context: Any,
+        find: Callable[[Any, tuple[str, ...]], Mapping[str, str | int | None]],
+        cost: SupportsIndex | None = None,
+    ) -> Decision | None: ...
 
-def decision_counts() -> list[tuple[str, str, str, int]]: ...
+def decision_counts() -> list[tuple[str, str | None, str, int]]: ...
+def main(argv: Sequence[str]) -> int: ...
 def reset_decision_counts() -> None: ...
 def restore_decision(
     tool: str,
+    admitted: bool,
     limit: str | None,
     reason: str | None,
     remaining: int | None,
     retry_after: float | None,
 ) -> Decision: ...
+def restore_limit(
+    rate: str,
+    is_quota: bool,
+    burst: int,
+    tools: Sequence[str] | None,
+    per: Sequence[str],
+    cost: int,
+) -> ToolRateLimit: ...

@@ -21,7 +21,10 @@ _tracer = trace.get_tracer("callgate", __version__)
 
 def _observe(_options: CallbackOptions) -> Iterator[Observation]:
     for tool, limit, outcome, count in decision_counts():
-        yield Observation(count, {"tool": tool, "limit": limit, "outcome": outcome})
+        attributes = {"tool": tool, "outcome": outcome}
+        if limit is not None:
+            attributes["limit"] = limit
+        yield Observation(count, attributes)
 
 
 metrics.get_meter("callgate", __version__).create_observable_counter(
@@ -36,14 +39,16 @@ def record_rejection(decision: Decision, call_id: str | None) -> None:
     """Puts a span into the current trace, where the call that did not run has none.
 
     Args:
-        decision: The decision that rejected the call.
+        decision: The decision that rejected the call, or would have in earnest.
         call_id: The model's id of the call, where the framework tells.
     """
-    attributes: dict[str, str | float] = {
+    attributes: dict[str, str | float | bool] = {
         "gen_ai.tool.name": decision.tool,
         "callgate.limit": decision.limit or "",
         "callgate.reason": decision.reason or "",
     }
+    if decision.admitted:
+        attributes["callgate.dry_run"] = True
     if call_id is not None:
         attributes["gen_ai.tool.call.id"] = call_id
     if decision.retry_after is not None:

@@ -46,7 +46,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
 
     Register it on an agent, on one run or on a chat client. One instance may serve any number of
     agents, threads and event loops at once; all that hold it (or its `Limiter`) share one quota.
-    A tool that no limit names is not limited.
+    A tool that no limit holds for is not limited. A limiter that is registered twice on the way to a
+    call (with an agent and with a run, say) charges it once.
 
     A token is spent when a call is admitted, whatever becomes of the call, and nothing is locked
     or held while the tool runs.
@@ -65,6 +66,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         self,
         limits: Mapping[str, ToolRateLimit] | Limiter,
         *,
+        fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]] | None = None,
+        cost: Callable[[FunctionInvocationContext], int | None] | None = None,
         on_rejected: OnRejected = "result",
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -72,6 +75,14 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
 
         Args:
             limits: The limit of each tool, by the tool's name, or a limiter to share.
+            fields: Returns the fields of a call, such as ``{"tenant": "acme"}``; asked where a limit that
+                holds for the tool is split by some. By default each such field is taken from
+                ``context.kwargs``, which are what the application passes to the run for its tools
+                (``function_invocation_kwargs``), and ``session`` is the id of the session. None of it
+                comes from the model. A field that is missing or None falls into the bucket for calls
+                without it.
+            cost: Returns the cost of a call in tokens, a whole number of at least 1, or None for what the
+                limits say.
             on_rejected: What becomes of a rejected call. With ``"result"`` the model reads, as the
                 call's result, that the limit was exceeded and when to retry. With ``"raise"`` the
                 run ends with the framework's ``MiddlewareFailure``, whose cause is a
@@ -100,8 +111,16 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 "on_rejected must be 'result', 'terminate' or a callable with agent-framework-core below 1.15, "
                 "got 'raise'"
             )
+        for name, given in (("fields", fields), ("cost", cost)):
+            if given is not None and not callable(given):
+                raise ConfigError(
+                    f"{name} must be a callable that takes the context, got {given!r}"
+                )
         self._limiter = limits
         self._admit = limits._admit
+        self._find = _find_fields if fields is None else _find_by(fields)
+        self._cost = cost
+        self._key = f"callgate.{id(limits)}"
         self._form = form
         self._on_rejected = on_rejected
 
@@ -119,17 +138,31 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             context: The call.
             call_next: Runs the rest of the middleware and the tool.
         """
-        rejected = self._admit(context.function.name)
-        if rejected is None:
-            # Of an earlier attempt, where middleware around this one retries.
-            context.metadata.pop("rate_limit", None)
-            await call_next()
-        else:
-            await self._reject(context, rejected)
+        metadata = context.metadata
+        receipt = metadata.get(self._key)
+        if receipt is None or not _is_for(receipt):
+            if receipt is not None:
+                # Of an earlier attempt, where middleware around this one retries.
+                metadata.pop("rate_limit", None)
+            name = context.function.name
+            rejected = (
+                self._admit(name, context, self._find)
+                if self._cost is None
+                else self._admit(name, context, self._find, self._cost(context))
+            )
+            if rejected is not None:
+                record_rejection(rejected, metadata.get("call_id"))
+                if not rejected.admitted:
+                    await self._reject(context, rejected)
+                    return
+        # Held while the call runs, for `_is_for` to find.
+        charged = metadata[self._key] = ["one call"]
+        await call_next()
+        del charged
 
     async def _reject(self, context: FunctionInvocationContext, decision: Decision) -> None:
-        record_rejection(decision, context.metadata.get("call_id"))
         context.metadata["rate_limit"] = decision
+        context.metadata[self._key] = []
         message = describe(decision)
         if self._form == "raise":
             raise agent_framework.MiddlewareFailure(message) from RateLimitExceeded(decision)
@@ -143,6 +176,44 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 result = await result
             if result is not None:
                 context.result = [result] if isinstance(result, Content) else result
+
+
+def _is_for(receipt: list[str]) -> bool:
+    """Whether a limiter has charged this very call further out, where it is registered twice.
+
+    Then the middleware that did waits for this one, and it holds the receipt that it left with the call. A
+    receipt is good for one call: attempts, and what middleware in between makes of one call, are charged.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _PROCESS and frame.f_locals.get("charged") is receipt:
+            return bool(receipt and receipt.pop())
+        frame = frame.f_back
+    return False
+
+
+_PROCESS = ToolRateLimitMiddleware.process.__code__
+
+
+def _find_fields(context: FunctionInvocationContext, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that a call has by itself."""
+    given = context.kwargs
+    fields: dict[str, Any] = {}
+    for name in names:
+        # Under "session" the framework itself puts the session among what is given.
+        fields[name] = given.get(name) if name != "session" else _session_id(context)
+    return fields
+
+
+def _session_id(context: FunctionInvocationContext) -> str | None:
+    return None if context.session is None else context.session.session_id
+
+
+def _find_by(
+    fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]],
+) -> Callable[[FunctionInvocationContext, tuple[str, ...]], Mapping[str, str | int | None]]:
+    """The fields as a callable of the user's gives them."""
+    return lambda context, _names: fields(context)
 
 
 def _content(message: str, decision: Decision) -> Content:

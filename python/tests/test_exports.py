@@ -82,18 +82,26 @@ def parameters(thing: Any) -> list[str]:
         for parameter in signature.parameters.values()
         if parameter.name not in ("self", "cls", "_cls", "_class")
     ]
-    return str(inspect.Signature(bare)).strip("()").split(", ")
+    return str(inspect.Signature(bare))[1:-1].replace("Ellipsis", "...").split(", ")
 
 
 def said_parameters(node: ast.FunctionDef) -> list[str]:
     """The same of a function in the stub."""
     arguments = node.args
-    said = [argument.arg for argument in arguments.args if argument.arg not in ("self", "cls")]
+    named = [argument.arg for argument in arguments.args]
+    bare = [None] * (len(named) - len(arguments.defaults))
+    said = [
+        name if default is None else f"{name}={ast.unparse(default)}"
+        for name, default in zip(named, [*bare, *arguments.defaults], strict=True)
+        if name not in ("self", "cls")
+    ]
     if arguments.kwonlyargs:
         said.append("*")
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         assert default is not None
         said.append(f"{argument.arg}={ast.unparse(default)}")
+    if arguments.kwarg is not None:
+        said.append(f"**{arguments.kwarg.arg}")
     return said or [""]
 
 
@@ -103,8 +111,11 @@ def said_parameters(node: ast.FunctionDef) -> list[str]:
         ("ToolRateLimit", "__new__"),
         ("ToolRateLimit", "per_minute"),
         ("ToolRateLimit", "parse"),
+        ("ToolRateLimit", "quota"),
         ("Limiter", "__new__"),
+        ("Limiter", "from_file"),
         ("Limiter", "try_acquire"),
+        ("Limiter", "reload"),
         ("Limiter", "snapshot"),
     ],
 )
@@ -206,7 +217,10 @@ def test_an_example_in_a_docstring_is_right(example: doctest.DocTest) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ToolRateLimit", "Limiter", "Decision", "try_acquire", "snapshot", "parse", "per_minute"],
+    [
+        *("ToolRateLimit", "parse", "per_minute", "quota"),
+        *("Limiter", "from_file", "try_acquire", "reload", "snapshot", "Decision"),
+    ],
 )
 def test_what_people_call_first_has_an_example(name: str) -> None:
     assert name in {example.name for example in EXAMPLES}

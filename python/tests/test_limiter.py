@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -34,9 +35,11 @@ RATES = {
     "1/day": Fraction(1, 86_400),
     "700/min": Fraction(700, 60),
 }
-NO_MAPPING = "limits must be a mapping of tool names to ToolRateLimit, got"
+NO_MAPPING = "limits must be a mapping of names to ToolRateLimit, got"
+NO_TEXT = "a limit's name must be a str: its tool's name, such as tool.name, got"
 NO_NAME = (
-    "name must be the exact name of a tool, without spaces around it and without *, ? or [, got"
+    "name must be a name without spaces around it and without [, ], { or }, "
+    "or a pattern of names with * and ?, got"
 )
 STARTS = [0.0, 1000.3, 1.7e9 + 0.123, -5000.7]
 
@@ -46,7 +49,7 @@ def limiter_of(rate: str, burst: int, clock: Callable[[], float]) -> Limiter:
     return Limiter({"search": ToolRateLimit.parse(rate, burst)}, clock=clock)
 
 
-def remaining(limiter: Limiter) -> int:
+def remaining(limiter: Limiter) -> int | None:
     """The whole tokens in the bucket of `search`."""
     return limiter.snapshot()["search"].remaining
 
@@ -256,22 +259,16 @@ def test_r04_a_bad_cost_is_refused_before_anything_changes(
             {"search": {"requests_per_second": 2, "burst": 2}},
             "limit 'search' must be a ToolRateLimit, got {'requests_per_second': 2, 'burst': 2}",
         ),
-        ({1: ToolRateLimit(1, 1)}, "tool must be a tool's name (a str, such as its .name), got 1"),
-        (
-            {None: ToolRateLimit(1, 1)},
-            "tool must be a tool's name (a str, such as its .name), got None",
-        ),
-        (
-            {b"a": ToolRateLimit(1, 1)},
-            "tool must be a tool's name (a str, such as its .name), got b'a'",
-        ),
-        ({"\ud800": ToolRateLimit(1, 1)}, "a tool's name must be valid Unicode, got '\\ud800'"),
+        ({1: ToolRateLimit(1, 1)}, f"{NO_TEXT} 1"),
+        ({None: ToolRateLimit(1, 1)}, f"{NO_TEXT} None"),
+        ({b"a": ToolRateLimit(1, 1)}, f"{NO_TEXT} b'a'"),
+        ({"\ud800": ToolRateLimit(1, 1)}, "a limit's name must be valid Unicode, got '\\ud800'"),
         *(
             (
                 {name: ToolRateLimit(1, 1)},
                 f"{NO_NAME} '{name}'",
             )
-            for name in ("", " ", "search ", " search", "crm_*", "crm_?", "[ab]", "*")
+            for name in ("", " ", "search ", " search", "[ab]", "crm_[ab]", "{a,b}", "[default]")
         ),
     ],
     ids=ascii,
@@ -282,16 +279,29 @@ def test_bad_limits_are_refused_when_they_are_given(limits: Any, message: str) -
     assert str(refused.value) == message
 
 
-def test_a_name_that_is_no_unicode_can_have_no_limit_and_is_admitted(clock: FakeClock) -> None:
-    limiter = limiter_of("1/s", 1, clock)
+def admit(limiter: Limiter, tool: Any, **fields: Any) -> Decision | None:
+    """Asks as front ends do."""
+    return limiter._admit(tool, None, lambda _context, _names: fields)
+
+
+def test_a_name_that_is_no_unicode_is_matched_by_its_replacement_text(clock: FakeClock) -> None:
+    limits = {"search": ToolRateLimit(1, 1), "crm_?": ToolRateLimit(1, 1)}
+    limiter = Limiter(limits, clock=clock)
     assert [limiter.try_acquire("search\ud800").remaining for _ in range(3)] == [None] * 3
-    assert limiter._admit("search\ud800") is None
+    assert remaining(limiter) == 1
+    # Never into no limit where a pattern is meant for whatever it is.
+    limiter = Limiter({"crm_*": ToolRateLimit(1, 1)}, default=ToolRateLimit(1, 1), clock=clock)
+    for name, limit in [("crm_\ud800", "crm_*"), ("\udfff", "[default]")]:
+        assert limiter.try_acquire(name)
+        refused = limiter.try_acquire(name)
+        assert (refused.tool, refused.limit) == (name, limit)
+        assert admit(limiter, name) is not None
 
 
 @pytest.mark.parametrize("tool", [None, 2, b"search", ["search"]], ids=repr)
 def test_a_tool_that_is_no_name_is_refused(tool: Any, clock: FakeClock) -> None:
     limiter = limiter_of("1/s", 1, clock)
-    for ask in (limiter.try_acquire, limiter._admit):
+    for ask in (limiter.try_acquire, partial(admit, limiter)):
         with pytest.raises(ConfigError) as refused:
             ask(tool)
         assert (
@@ -305,12 +315,11 @@ def test_a_tool_that_is_no_name_is_refused(tool: Any, clock: FakeClock) -> None:
     [
         ((), {}, "tool"),
         (("search", 2), {}, "positional"),
-        (("search",), {"costs": 2}, "costs"),
-        (("search",), {"tenant": "acme"}, "tenant"),
+        ((), {"cost": 2}, "tool"),
     ],
     ids=str,
 )
-def test_a_misspelt_argument_of_a_call_is_a_type_error_that_names_it(
+def test_a_missing_or_positional_argument_of_a_call_is_a_type_error_that_names_it(
     arguments: tuple[Any, ...], named: dict[str, Any], word: str, clock: FakeClock
 ) -> None:
     limiter = limiter_of("1/s", 1, clock)
@@ -391,10 +400,10 @@ def test_a_snapshot_is_of_its_moment(clock: FakeClock) -> None:
         before["search"].remaining = 4  # type: ignore[misc]
 
 
-def counts_of(tool: str) -> dict[str, int]:
-    """How the process's counts stand for a tool."""
+def counts_of(tool: str) -> dict[tuple[str | None, str], int]:
+    """How the process's counts stand for a tool, by limit and outcome."""
     return {
-        outcome: count for name, limit, outcome, count in decision_counts() if name == limit == tool
+        (limit, outcome): count for name, limit, outcome, count in decision_counts() if name == tool
     }
 
 
@@ -406,14 +415,18 @@ def test_decisions_are_counted_by_tool_and_outcome_over_all_limiters(clock: Fake
         limiter = Limiter(limits, clock=clock)
         for _ in range(5):
             limiter.try_acquire(name)
-        limiter._admit(name)
+        admit(limiter, name)
         limiter.try_acquire(name, cost=3)
         limiter.snapshot()
         with pytest.raises(ConfigError):
             limiter.try_acquire(name, cost=bad)
         del limiter
         gc.collect()
-    assert counts_of(name) == {"admitted": 4, "rejected_rate": 8, "rejected_cost": 2}
+    assert counts_of(name) == {
+        (None, "admitted"): 4,
+        (name, "rejected_rate"): 8,
+        (name, "rejected_cost"): 2,
+    }
     assert counts_of("unused") == {}
     Limiter({}).try_acquire(f"{name}, without a limit")
     assert counts_of(f"{name}, without a limit") == {}
@@ -703,10 +716,11 @@ def test_r02_a_greedy_caller_gets_the_rate_and_no_more(rate: str, due: int) -> N
     limiter = limiter_of(rate, 1, clock)
     admitted = 0
     while clock.now <= 60:
-        if limiter._admit("search") is None:
+        decision = limiter.try_acquire("search")
+        if decision:
             admitted += 1
         else:
-            clock.now += wait_of(limiter.try_acquire("search"))
+            clock.now += wait_of(decision)
     assert abs(admitted - due) <= 1
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,14 @@ from .clocks import FakeClock
 OUT_OF_RANGE = "must be from 1 per 366 days to 1,000,000,000 per second, got"
 NO_NUMBER = "must be an int or a float, from 1 per 366 days to 1,000,000,000 per second, got"
 NO_BURST = "burst must be a whole number from 1 to 4,294,967,295, got"
+NO_NAME = (
+    "must be a name without spaces around it and without [, ], { or }, "
+    "or a pattern of names with * and ?, got"
+)
+NO_FIELD = (
+    "must be names of fields, such as 'tenant', without spaces around them "
+    "and other than 'cost' and 'max_wait', got"
+)
 NO_RATE = "rate must be N/s, N/min, N/h or N/day with N a number, such as '300/min' or '0.5/s', got"
 LARGEST_BURST = 2**32 - 1
 
@@ -222,6 +231,154 @@ def test_a_missing_or_misspelt_argument_is_a_type_error_that_names_it(
         make(*arguments, **named)
 
 
+# --- tools, fields and cost ----------------------------------------------------------------------
+
+Make = Callable[..., ToolRateLimit]
+
+MAKERS: list[tuple[Make, str]] = [
+    (partial(ToolRateLimit, 1, 5), "per"),
+    (partial(ToolRateLimit.per_minute, 1, 5), "per"),
+    (partial(ToolRateLimit.parse, "1/s", 5), "per"),
+    (partial(ToolRateLimit.quota, 50, "min"), "fields"),
+]
+every_maker = pytest.mark.parametrize(
+    ("make", "per"), MAKERS, ids=["new", "per_minute", "parse", "quota"]
+)
+
+
+@every_maker
+def test_a_limit_keeps_its_tools_fields_and_cost(make: Make, per: str) -> None:
+    bare = make()
+    assert (bare.tools, bare.per, bare.cost) == (None, (), 1)
+    assert make(tools=None, cost=1, **{per: []}) == bare
+
+    full = make(tools=["crm_*", "lookup"], cost=3, **{per: ("tenant", "tool")})
+    assert (full.tools, full.per, full.cost) == (("crm_*", "lookup"), ("tenant", "tool"), 3)
+    assert full == make(tools=iter(["crm_*", "lookup"]), cost=Index(3), **{per: ["tenant", "tool"]})
+    # One name alone is one name, and not its letters.
+    assert make(tools="crm_*", **{per: "tenant"}) == make(tools=["crm_*"], **{per: ["tenant"]})
+
+
+@every_maker
+@pytest.mark.parametrize("name", ["", " ", " a", "a ", "[ab]", "crm_[ab]", "{a,b}", "a}", "\t"])
+def test_a_bad_name_among_tools_is_shown_without_the_others(
+    make: Make, per: str, name: str
+) -> None:
+    assert refusal(lambda: make(tools=["good", name, "*"])) == f"tools {NO_NAME} {name!r}"
+
+
+@every_maker
+@pytest.mark.parametrize("name", ["", " ", " tenant", "tenant ", "cost", "max_wait"])
+def test_a_bad_field_is_shown_without_the_others(make: Make, per: str, name: str) -> None:
+    assert refusal(lambda: make(**{per: ["tenant", name]})) == f"{per} {NO_FIELD} {name!r}"
+
+
+@every_maker
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        *((value, f"must be a name or a list of names, got {value!r}") for value in (5, 1.5, True)),
+        ([5], "must be a str, got 5"),
+        (["a", None], "must be a str, got None"),
+        (b"a", "must be a str, got 97"),
+        ([["a"]], "must be a str, got ['a']"),
+        ("\ud800", "must be valid Unicode, got '\\ud800'"),
+        (["a", "\ud800"], "must be valid Unicode, got '\\ud800'"),
+    ],
+    ids=ascii,
+)
+def test_names_that_are_no_list_of_texts_are_refused(
+    make: Make, per: str, value: Any, message: str
+) -> None:
+    for field in ("tools", per):
+        refused = refusal(partial(make, **{field: value}))
+        assert refused in (f"{field} {message}", f"each of {field} {message}")
+
+
+@every_maker
+def test_no_tools_and_a_field_twice_are_refused(make: Make, per: str) -> None:
+    assert refusal(lambda: make(tools=[])) == "tools must be at least one name, got []"
+    assert refusal(lambda: make(**{per: ["a", "b", "a"]})) == (
+        f"{per} must be fields that are each given once, got ['a', 'b', 'a']"
+    )
+
+
+@every_maker
+def test_an_error_while_names_are_listed_comes_out(make: Make, per: str) -> None:
+    def names() -> Iterator[str]:
+        yield "a"
+        raise OSError("no more")
+
+    for field in ("tools", per):
+        with pytest.raises(OSError, match="no more"):
+            make(**{field: names()})
+
+
+@every_maker
+@pytest.mark.parametrize("cost", [0, -1, 6, 2**64, 2**70, 1.0, True, None, "1", math.nan], ids=repr)
+def test_r04_r05_a_cost_that_no_call_can_have_is_refused(make: Make, per: str, cost: Any) -> None:
+    message = f"cost must be a whole number from 1 to 5 (at most the burst), got {cost!r}"
+    assert refusal(lambda: make(cost=cost)) == message
+
+
+# --- quotas --------------------------------------------------------------------------------------
+
+
+def test_a_quota_is_refilled_with_what_its_burst_leaves_of_it() -> None:
+    quota = ToolRateLimit.quota
+    assert [quota(count, "min").burst for count in (2, 19, 20, 100, 12_345)] == [1, 1, 2, 10, 1234]
+    assert quota(100, per="min", burst=40).requests_per_second == 1.0
+    assert quota(3601, "h", 1).requests_per_second == 1.0
+    assert quota(100, "min", None) == quota(100, "min", 10)
+    # As it was asked for: not the same as its bucket.
+    assert quota(100, "min", 40) != ToolRateLimit(1, 40)
+
+
+@pytest.mark.parametrize("count", [1, 0, -5, -(2**70), 2.0, 100.5, True, None, "100"], ids=repr)
+def test_r04_a_quota_that_is_no_whole_number_from_two_is_refused(count: Any) -> None:
+    assert refusal(lambda: ToolRateLimit.quota(count, "min")) == (
+        "count must be a whole number of at least 2 (for 1, ask for a rate of 1 with burst 1), "
+        f"got {count!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    "per", ["minute", "m", "", "S", "week", 60, None, True, "\ud800"], ids=ascii
+)
+def test_a_quota_of_an_unknown_unit_is_refused(per: Any) -> None:
+    message = f"per must be 's', 'min', 'h' or 'day', got {per!r}"
+    assert refusal(lambda: ToolRateLimit.quota(100, per)) == message
+
+
+@pytest.mark.parametrize("burst", [0, -1, 1.5, True, "10", math.inf], ids=repr)
+def test_r04_a_quotas_burst_that_is_no_whole_number_is_refused(burst: Any) -> None:
+    message = f"burst must be a whole number, at least 1 and below the quota, got {burst!r}"
+    assert refusal(lambda: ToolRateLimit.quota(100, "min", burst)) == message
+
+
+@pytest.mark.parametrize(
+    ("count", "per", "burst", "message"),
+    [
+        (100, "min", 100, "burst must be a whole number from 1 to 99 (below the quota), got 100"),
+        (2, "s", 2, "burst must be a whole number from 1 to 1 (below the quota), got 2"),
+        (10**9 + 2, "s", 1, f"rate {OUT_OF_RANGE} 1000000001 per second"),
+        # What it would bring along by itself is out of range as well.
+        (
+            10**11,
+            "day",
+            None,
+            f"{NO_BURST[: -len(', got')]} (below the quota), got 10000000000",
+        ),
+    ],
+    ids=str,
+)
+def test_a_quota_is_refused_by_what_is_out_of_range(
+    count: int, per: Any, burst: int | None, message: str
+) -> None:
+    assert refusal(lambda: ToolRateLimit.quota(count, per, burst)) == message
+    assert ToolRateLimit.quota(10**11, "day", LARGEST_BURST).burst == LARGEST_BURST
+
+
 # --- values --------------------------------------------------------------------------------------
 
 
@@ -254,9 +411,18 @@ def test_a_float_means_its_shortest_decimal_not_its_binary_neighbour(unit: str) 
     assert ToolRateLimit(0.1, 1).requests_per_second == 0.1
 
 
+def test_limits_differ_by_tools_fields_and_cost() -> None:
+    limits = [
+        *(ToolRateLimit(5, 20), ToolRateLimit(5, 20, cost=2)),
+        *(ToolRateLimit(5, 20, tools=names) for names in (["a"], ["a", "b"], ["b", "a"])),
+        *(ToolRateLimit(5, 20, per=names) for names in (["a"], ["a", "b"])),
+    ]
+    assert len(set(limits)) == len(limits)
+
+
 def test_a_limit_cannot_be_changed_nor_subclassed() -> None:
     limit = ToolRateLimit(5, 20)
-    for name in ("requests_per_second", "burst", "other"):
+    for name in ("requests_per_second", "burst", "tools", "per", "cost", "other"):
         with pytest.raises(AttributeError):
             setattr(limit, name, 1)
     with pytest.raises(TypeError):
@@ -276,6 +442,18 @@ def test_a_limit_cannot_be_changed_nor_subclassed() -> None:
             ToolRateLimit(1e9, LARGEST_BURST),
             "ToolRateLimit(requests_per_second=1000000000, burst=4294967295)",
         ),
+        (
+            ToolRateLimit(2, 3, tools=["a*", "it's"], per="tenant", cost=2),
+            (
+                "ToolRateLimit(requests_per_second=2, burst=3, "
+                """tools=('a*', "it's"), per=('tenant',), cost=2)"""
+            ),
+        ),
+        (ToolRateLimit.quota(100, "min"), "ToolRateLimit.quota(100, per='min', burst=10)"),
+        (
+            ToolRateLimit.quota(100, "day", 1, tools="a", fields=["x", "y"]),
+            "ToolRateLimit.quota(100, per='day', burst=1, tools=('a',), fields=('x', 'y'))",
+        ),
     ],
 )
 def test_a_repr_is_short_and_can_be_pasted_back(limit: ToolRateLimit, text: str) -> None:
@@ -283,14 +461,38 @@ def test_a_repr_is_short_and_can_be_pasted_back(limit: ToolRateLimit, text: str)
     assert eval(text) == limit
 
 
+UNITS = st.sampled_from(["s", "min", "h", "day"])
+NAMES = st.text(min_size=1).filter(
+    lambda name: name.strip() == name and not set(name) & set("[]{}")
+)
+FIELDS = st.lists(NAMES.filter(lambda name: name not in ("cost", "max_wait")), unique=True)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={"tools": st.lists(NAMES, min_size=1), "per": FIELDS, "cost": st.integers(1, 7)},
+)
+
+
+def limit_with(options: dict[str, Any], burst: int) -> ToolRateLimit:
+    """A limit with options."""
+    return ToolRateLimit(1, burst, **options)
+
+
+def quota_with(options: dict[str, Any], count: int, unit: Any) -> ToolRateLimit:
+    """A quota with the same options, but for the cost."""
+    tools, per = options.get("tools"), options.get("per", ())
+    return ToolRateLimit.quota(count, unit, tools=tools, fields=per)
+
+
 LIMITS = st.one_of(
+    st.builds(limit_with, OPTIONS, st.integers(7, LARGEST_BURST)),
+    st.builds(quota_with, OPTIONS, st.integers(2, 10**9), UNITS),
     st.builds(
         ToolRateLimit, st.floats(3.2e-8, 1e9) | st.integers(1, 10**9), st.integers(1, LARGEST_BURST)
     ),
     st.builds(ToolRateLimit.per_minute, st.floats(1.92e-6, 6e10), st.integers(1, LARGEST_BURST)),
     st.builds(
         ToolRateLimit.parse,
-        st.builds("{}/{}".format, st.integers(1, 10**9), st.sampled_from(["s", "min", "h", "day"])),
+        st.builds("{}/{}".format, st.integers(1, 10**9), UNITS),
         st.integers(1, LARGEST_BURST),
     ),
 )

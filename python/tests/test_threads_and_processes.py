@@ -50,7 +50,7 @@ def test_threads_on_the_real_clock_stay_within_the_bound() -> None:
     limiter = Limiter({"search": ToolRateLimit(10_000, 50)})
 
     def ask(_number: int) -> int:
-        return sum(limiter._admit("search") is None for _ in range(25_000))
+        return sum(limiter.try_acquire("search").admitted for _ in range(25_000))
 
     admitted = hammer(ask)
     elapsed = time.monotonic() - before

@@ -5,21 +5,26 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 /// Whether a call may run now. True where it may.
+///
+/// In a dry run every call may; what would have refused it is in the other fields.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Decision {
     /// The tool that was asked for.
     #[pyo3(get)]
     pub(crate) tool: Py<PyString>,
-    /// The name of the limit that refused the call; None where it was admitted.
+    /// Whether the call may run; its tokens are then spent.
+    #[pyo3(get)]
+    pub(crate) admitted: bool,
+    /// The name of the limit that refused the call; None where none did.
     #[pyo3(get)]
     pub(crate) limit: Option<Py<PyString>>,
-    /// Why it was refused: 'rate' (too few tokens now) or 'cost' (more than the burst); None where it was admitted.
+    /// Why it was refused: 'rate' (too few tokens now) or 'cost' (more than the burst); None where it was not.
     #[pyo3(get)]
     pub(crate) reason: Option<&'static str>,
-    /// The whole tokens left in the bucket; None where the tool has no limit.
+    /// The whole tokens left in the bucket, of several in the tightest; None where the tool has no limit.
     #[pyo3(get)]
     pub(crate) remaining: Option<u64>,
-    /// Seconds after which the same call can be admitted; never 0, None where admitted or where no wait helps.
+    /// Seconds after which the same call can be admitted; never 0, None where it was not refused or where no wait helps.
     #[pyo3(get)]
     pub(crate) retry_after: Option<f64>,
 }
@@ -34,6 +39,7 @@ pub(crate) fn reason_name(reason: Reason) -> &'static str {
 
 type Parts = (
     Py<PyString>,
+    bool,
     Option<Py<PyString>>,
     Option<&'static str>,
     Option<u64>,
@@ -42,23 +48,17 @@ type Parts = (
 
 #[pymethods]
 impl Decision {
-    /// Whether the call may run; its tokens are then spent.
-    #[getter]
-    fn admitted(&self) -> bool {
-        self.reason.is_none()
-    }
-
     fn __bool__(&self) -> bool {
-        self.admitted()
+        self.admitted
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let text =
             |part: Bound<'_, PyAny>| Ok::<_, PyErr>(part.repr()?.to_string_lossy().into_owned());
-        let (tool, limit, reason, remaining, retry_after) = self.parts(py);
+        let (tool, _, limit, reason, remaining, retry_after) = self.parts(py);
         Ok(format!(
             "Decision(admitted={}, tool={}, limit={}, reason={}, remaining={}, retry_after={})",
-            if self.admitted() { "True" } else { "False" },
+            if self.admitted { "True" } else { "False" },
             text(tool.into_bound(py).into_any())?,
             text(limit.into_pyobject(py)?.into_any())?,
             text(reason.into_pyobject(py)?.into_any())?,
@@ -84,6 +84,7 @@ impl Decision {
     #[inline(never)]
     pub(crate) fn object<'py>(
         tool: &Bound<'py, PyString>,
+        admitted: bool,
         limit: Option<&Py<PyString>>,
         reason: Option<Reason>,
         remaining: Option<u64>,
@@ -92,6 +93,7 @@ impl Decision {
         let py = tool.py();
         let decision = Self {
             tool: tool.clone().unbind(),
+            admitted,
             limit: limit.map(|limit| limit.clone_ref(py)),
             reason: reason.map(reason_name),
             remaining,
@@ -104,6 +106,7 @@ impl Decision {
         let limit = self.limit.as_ref().map(|limit| limit.clone_ref(py));
         (
             self.tool.clone_ref(py),
+            self.admitted,
             limit,
             self.reason,
             self.remaining,
@@ -116,6 +119,7 @@ impl Decision {
 #[pyfunction]
 pub(crate) fn restore_decision<'py>(
     tool: &Bound<'py, PyString>,
+    admitted: bool,
     limit: Option<&Bound<'py, PyString>>,
     reason: Option<&str>,
     remaining: Option<u64>,
@@ -126,5 +130,5 @@ pub(crate) fn restore_decision<'py>(
         _ => Reason::Rate,
     });
     let limit = limit.map(Bound::as_unbound);
-    Decision::object(tool, limit, reason, remaining, retry_after)
+    Decision::object(tool, admitted, limit, reason, remaining, retry_after)
 }

@@ -4,11 +4,15 @@
 //! an injected clock brings along: a decision is far shorter than handing the GIL over, and a lock that is only ever held
 //! under the GIL cannot be held by another thread when a process forks.
 
+mod command;
 mod counts;
 mod decision;
 mod limit;
 mod limiter;
+mod logging;
 mod seconds;
+
+use std::convert::Infallible;
 
 use pyo3::exceptions::{PyException, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -17,17 +21,42 @@ use pyo3::types::PyType;
 
 #[pymodule]
 mod _callgate {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::command::main;
     #[pymodule_export]
     use crate::counts::{decision_counts, reset_decision_counts};
     #[pymodule_export]
     use crate::decision::{Decision, restore_decision};
     #[pymodule_export]
-    use crate::limit::ToolRateLimit;
+    use crate::limit::{ToolRateLimit, restore_limit};
     #[pymodule_export]
     use crate::limiter::{LimitSnapshot, Limiter};
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    #[expect(clippy::unnecessary_wraps, reason = "as PyO3 wants it")]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::logging::start();
+        Ok(())
+    }
+}
+
+/// An argument that was given or left out: None is not a way to leave it out.
+enum Argument<'py> {
+    Default,
+    Given(Bound<'py, PyAny>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Argument<'py> {
+    type Error = Infallible;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> Result<Self, Infallible> {
+        Ok(Self::Given(given.to_owned()))
+    }
 }
 
 /// `callgate.ConfigError` with this message.

@@ -1,65 +1,132 @@
 //! `ToolRateLimit`.
 
-use callgate::{ConfigError, Count, Limit};
+use std::fmt::Write;
+
+use callgate::{ConfigError, Count, Limit, Unit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyString, PyType};
+use pyo3::types::{PyBool, PyFloat, PyInt, PyString, PyTuple, PyType};
 
-use crate::{of_kind, refusal};
+use crate::{Argument, config_error, of_kind, refusal};
 
-/// A tool's rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
+/// A rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
 ///
-/// In any window of W seconds at most `burst + requests_per_second * W` calls are admitted.
+/// In any window of W seconds at most `burst + requests_per_second * W` tokens are spent.
 /// Rates range from 1 per 366 days to 1,000,000,000 a second, bursts from 1 to 4,294,967,295;
 /// anything else raises `ConfigError`. A float means its shortest decimal: 0.1 is one tenth.
+///
+/// `tools` are the names and patterns (with * and ?) of the tools that share the limit; unless given, the
+/// limit's name is its tool. `per` are the fields of a call that split it: each combination of their
+/// values has a bucket of its own. `cost` is what a call spends that does not say it.
 #[pyclass(frozen, eq, hash, module = "callgate")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ToolRateLimit {
     pub(crate) limit: Limit,
 }
 
+/// What a limit is pickled and copied as: its rate or quota, whether that is a quota, and the rest.
+type Parts = (String, bool, u64, Option<Vec<String>>, Vec<String>, u64);
+
 #[pymethods]
 impl ToolRateLimit {
     #[new]
-    #[pyo3(signature = (requests_per_second, burst))]
-    fn new(requests_per_second: &Bound<'_, PyAny>, burst: &Bound<'_, PyAny>) -> PyResult<Self> {
-        counted("requests_per_second", requests_per_second, burst, |count| {
+    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=None, cost=Argument::Default),
+        text_signature = "(requests_per_second, burst, *, tools=None, per=(), cost=1)")]
+    fn new(
+        requests_per_second: &Bound<'_, PyAny>,
+        burst: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        per: Option<&Bound<'_, PyAny>>,
+        cost: Argument<'_>,
+    ) -> PyResult<Self> {
+        let limit = counted("requests_per_second", requests_per_second, |count| {
             Limit::per_second(count)
-        })
+        })?;
+        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit of so many requests a minute.
     #[classmethod]
-    #[pyo3(signature = (requests_per_minute, burst))]
+    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=None, cost=Argument::Default),
+        text_signature = "(requests_per_minute, burst, *, tools=None, per=(), cost=1)")]
     fn per_minute(
         _class: &Bound<'_, PyType>,
         requests_per_minute: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        per: Option<&Bound<'_, PyAny>>,
+        cost: Argument<'_>,
     ) -> PyResult<Self> {
-        counted("requests_per_minute", requests_per_minute, burst, |count| {
+        let limit = counted("requests_per_minute", requests_per_minute, |count| {
             Limit::per_minute(count)
-        })
+        })?;
+        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit whose rate is written N/s, N/min, N/h or N/day.
     #[classmethod]
-    #[pyo3(signature = (rate, burst))]
+    #[pyo3(signature = (rate, burst, *, tools=None, per=None, cost=Argument::Default),
+        text_signature = "(rate, burst, *, tools=None, per=(), cost=1)")]
     fn parse(
         _class: &Bound<'_, PyType>,
         rate: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        per: Option<&Bound<'_, PyAny>>,
+        cost: Argument<'_>,
     ) -> PyResult<Self> {
         let Ok(text) = rate.cast::<PyString>() else {
             let must = "rate must be a string such as '300/min' or '0.5/s'";
             return Err(refusal(rate, must));
         };
-        match text.to_string_lossy().parse::<Limit>() {
-            Ok(limit) => with_burst(limit, burst),
-            Err(error) => Err(refused(&error, "rate", rate)),
-        }
+        let limit = text.to_string_lossy().parse::<Limit>();
+        let limit = limit.map_err(|error| refused(&error, "rate", rate))?;
+        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
-    /// The rate in tokens a second, as the nearest float.
+    /// A limit of never more than `count` requests in any second, minute, hour or day.
+    #[classmethod]
+    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=None, cost=Argument::Default),
+        text_signature = "(count, per, burst=None, *, tools=None, fields=(), cost=1)")]
+    fn quota(
+        _class: &Bound<'_, PyType>,
+        count: &Bound<'_, PyAny>,
+        per: &Bound<'_, PyAny>,
+        burst: Option<&Bound<'_, PyAny>>,
+        tools: Option<&Bound<'_, PyAny>>,
+        fields: Option<&Bound<'_, PyAny>>,
+        cost: Argument<'_>,
+    ) -> PyResult<Self> {
+        let unit = per.cast::<PyString>().ok();
+        let unit = unit.and_then(|text| text.to_str().ok()?.parse::<Unit>().ok());
+        let Some(unit) = unit else {
+            return Err(refusal(per, "per must be 's', 'min', 'h' or 'day'"));
+        };
+        let limit = Limit::quota(whole(count)?.unwrap_or(0), unit);
+        if limit.as_quota().is_none() {
+            let must = "count must be a whole number of at least 2 (for 1, ask for a rate of 1 with burst 1)";
+            return Err(refusal(count, must));
+        }
+        let limit = match burst {
+            None => limit,
+            Some(burst) => {
+                let must = "burst must be a whole number, at least 1 and below the quota";
+                limit.burst(whole(burst)?.ok_or_else(|| refusal(burst, must))?)
+            }
+        };
+        // The core says what is out of range: it may be a burst that was not given, or the rate that
+        // one leaves.
+        let checked = limit.check();
+        checked.map_err(|error| config_error(count.py(), error.to_string()))?;
+        let options = Options {
+            tools,
+            per: fields,
+            cost,
+        };
+        options.complete(limit, "fields")
+    }
+
+    /// The rate at which the bucket refills, in tokens a second, as the nearest float.
     #[getter]
     fn requests_per_second(&self) -> f64 {
         self.limit
@@ -73,45 +140,195 @@ impl ToolRateLimit {
         self.limit.capacity()
     }
 
-    pub(crate) fn __repr__(&self) -> String {
-        let (text, burst) = self.written();
-        let plain = text.strip_suffix("/s").filter(|count| {
-            // Only what reads back as the same rate: a float has fewer digits than a rate may have.
-            let back = count
-                .parse::<f64>()
-                .map(|count| Limit::per_second(count).rate());
-            back == Ok(self.limit.rate())
-        });
-        match plain {
-            Some(count) => format!("ToolRateLimit(requests_per_second={count}, burst={burst})"),
-            None => format!("ToolRateLimit.parse('{text}', burst={burst})"),
-        }
+    /// The names and patterns of the tools that share this limit; None where its name is its tool.
+    #[getter]
+    fn tools<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let tools = self.limit.shared_by();
+        tools.map(|tools| PyTuple::new(py, tools)).transpose()
     }
 
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String, u64))> {
-        let parse = slf.get_type().getattr("parse")?;
-        Ok((parse, slf.get().written()))
+    /// The fields that split this limit.
+    #[getter]
+    fn per<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.limit.split_by())
+    }
+
+    /// What a call costs that does not say it, in tokens.
+    #[getter]
+    fn cost(&self) -> u64 {
+        self.limit.default_cost()
+    }
+
+    pub(crate) fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let burst = self.limit.capacity();
+        let (text, is_quota, ..) = self.parts();
+        let mut shown = match (self.limit.as_quota(), plain_count(&self.limit, &text)) {
+            (Some((count, unit)), _) => {
+                format!(
+                    "ToolRateLimit.quota({count}, per='{}', burst={burst}",
+                    unit.symbol()
+                )
+            }
+            (None, Some(count)) => {
+                format!("ToolRateLimit(requests_per_second={count}, burst={burst}")
+            }
+            (None, None) => format!("ToolRateLimit.parse('{text}', burst={burst}"),
+        };
+        if let Some(tools) = self.tools(py)? {
+            let _ = write!(shown, ", tools={}", tools.repr()?.to_string_lossy());
+        }
+        let per = self.per(py)?;
+        if !per.is_empty() {
+            let name = if is_quota { "fields" } else { "per" };
+            let _ = write!(shown, ", {name}={}", per.repr()?.to_string_lossy());
+        }
+        if self.cost() != 1 {
+            let _ = write!(shown, ", cost={}", self.cost());
+        }
+        Ok(shown + ")")
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Parts)> {
+        let restore = py.import("callgate._callgate")?.getattr("restore_limit")?;
+        Ok((restore, self.parts()))
     }
 }
 
 impl ToolRateLimit {
-    /// What `parse` takes to make this limit again.
-    fn written(&self) -> (String, u64) {
-        let rate = self
-            .limit
-            .rate()
-            .map_or_else(|error| error.to_string(), |rate| rate.to_string());
-        (rate, self.limit.capacity())
+    fn parts(&self) -> Parts {
+        let limit = &self.limit;
+        let rate = match limit.as_quota() {
+            Some((count, unit)) => format!("{count}/{}", unit.symbol()),
+            None => limit
+                .rate()
+                .map_or_else(|error| error.to_string(), |rate| rate.to_string()),
+        };
+        (
+            rate,
+            limit.as_quota().is_some(),
+            limit.capacity(),
+            limit.shared_by().map(<[String]>::to_vec),
+            limit.split_by().to_vec(),
+            limit.default_cost(),
+        )
     }
 }
 
-/// A limit of a number of requests in a unit of time, both as Python gave them.
+/// Makes a pickled limit again.
+#[pyfunction]
+pub(crate) fn restore_limit(
+    py: Python<'_>,
+    rate: &str,
+    is_quota: bool,
+    burst: u64,
+    tools: Option<Vec<String>>,
+    per: Vec<String>,
+    cost: u64,
+) -> PyResult<ToolRateLimit> {
+    let limit = if is_quota {
+        Limit::parse_quota(rate)
+    } else {
+        rate.parse()
+    };
+    let complete = |limit: Limit| {
+        let limit = limit.burst(burst).per(per).cost(cost);
+        let limit = match tools {
+            Some(tools) => limit.tools(tools),
+            None => limit,
+        };
+        limit.check()?;
+        Ok(ToolRateLimit { limit })
+    };
+    limit
+        .and_then(complete)
+        .map_err(|error| config_error(py, error.to_string()))
+}
+
+/// The number in front of `/s`, where it reads back as the same rate: a float has fewer digits than a
+/// rate may have.
+fn plain_count<'a>(limit: &Limit, text: &'a str) -> Option<&'a str> {
+    text.strip_suffix("/s").filter(|count| {
+        let back = count.parse::<f64>();
+        back.map(|count| Limit::per_second(count).rate()) == Ok(limit.rate())
+    })
+}
+
+/// What may be left out, as Python gave it.
+struct Options<'a, 'py> {
+    tools: Option<&'a Bound<'py, PyAny>>,
+    per: Option<&'a Bound<'py, PyAny>>,
+    cost: Argument<'py>,
+}
+
+impl Options<'_, '_> {
+    /// The limit with these; `per` is what the fields that split it are called.
+    fn complete(&self, mut limit: Limit, per: &str) -> PyResult<ToolRateLimit> {
+        if let Argument::Given(cost) = &self.cost {
+            limit = checked(limit.cost(whole(cost)?.unwrap_or(0)), "cost", cost)?;
+        }
+        if let Some(tools) = self.tools {
+            limit = named(&limit, "tools", tools, Limit::tools)?;
+        }
+        if let Some(fields) = self.per {
+            limit = named(&limit, per, fields, Limit::per)?;
+        }
+        Ok(ToolRateLimit { limit })
+    }
+}
+
+/// What is no whole number is as far out of range as 0 is.
+fn with_burst(limit: Limit, burst: &Bound<'_, PyAny>) -> PyResult<Limit> {
+    checked(limit.burst(whole(burst)?.unwrap_or(0)), "burst", burst)
+}
+
+/// A limit that was found to be right; else the value is refused that it was just given.
+fn checked(limit: Limit, field: &str, value: &Bound<'_, PyAny>) -> PyResult<Limit> {
+    match limit.check() {
+        Ok(()) => Ok(limit),
+        Err(error) => Err(refused(&error, field, value)),
+    }
+}
+
+/// A limit with some names, or one. A name that is refused is shown without the others.
+fn named(
+    limit: &Limit,
+    field: &str,
+    value: &Bound<'_, PyAny>,
+    set: impl Fn(Limit, Vec<String>) -> Limit,
+) -> PyResult<Limit> {
+    let names = texts(field, value)?;
+    for name in &names {
+        let shown = PyString::new(value.py(), name);
+        checked(set(limit.clone(), vec![name.clone()]), field, &shown)?;
+    }
+    checked(set(limit.clone(), names), field, value)
+}
+
+/// Some names, or one.
+fn texts(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let text = |name: &Bound<'_, PyAny>| {
+        let Ok(text) = name.cast::<PyString>() else {
+            return Err(refusal(name, &format!("each of {field} must be a str")));
+        };
+        let text = text.to_str().map(str::to_owned);
+        text.map_err(|_| refusal(name, &format!("each of {field} must be valid Unicode")))
+    };
+    if value.is_instance_of::<PyString>() {
+        return Ok(vec![text(value)?]);
+    }
+    let Some(names) = of_kind(value.py(), value.try_iter())? else {
+        let must = format!("{field} must be a name or a list of names");
+        return Err(refusal(value, &must));
+    };
+    names.map(|name| text(&name?)).collect()
+}
+
+/// A limit of a number of requests in a unit of time, as Python gave it.
 fn counted(
     field: &str,
     count: &Bound<'_, PyAny>,
-    burst: &Bound<'_, PyAny>,
     limit: impl Fn(Count) -> Limit,
-) -> PyResult<ToolRateLimit> {
+) -> PyResult<Limit> {
     let number = match count.cast::<PyFloat>() {
         Ok(float) => Some(Count::from(float.value())),
         // What does not fit 64 bits is out of range whatever it is.
@@ -126,17 +343,8 @@ fn counted(
     };
     let limit = limit(number);
     match limit.rate() {
-        Ok(_) => with_burst(limit, burst),
+        Ok(_) => Ok(limit),
         Err(error) => Err(refused(&error, field, count)),
-    }
-}
-
-fn with_burst(limit: Limit, burst: &Bound<'_, PyAny>) -> PyResult<ToolRateLimit> {
-    // What is no whole number is as far out of range as 0 is.
-    let limit = limit.burst(whole(burst)?.unwrap_or(0));
-    match limit.check() {
-        Ok(()) => Ok(ToolRateLimit { limit }),
-        Err(error) => Err(refused(&error, "burst", burst)),
     }
 }
 

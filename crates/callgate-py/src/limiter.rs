@@ -1,33 +1,39 @@
 //! `Limiter`.
 
-use std::convert::Infallible;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use callgate::{Decision as Core, HighWater, Level, Limit, Reading};
+use callgate::{Call, Decision as Core, HighWater, Level, LimiterBuilder, Reading, Rejection};
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMapping, PyString};
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString, PyTuple};
 
 use crate::counts::Counts;
 use crate::decision::Decision;
 use crate::limit::{ToolRateLimit, whole};
 use crate::seconds::{nanos, seconds, seconds_until};
-use crate::{config_error, of_kind, refusal};
+use crate::{Argument, config_error, of_kind, refusal};
 
 /// Decides whether a tool's call may run now.
 ///
-/// `limits` maps each tool's exact name to its `ToolRateLimit`; a tool that is not named is not limited.
+/// `limits` maps each limit's name to its `ToolRateLimit`; the name is its tool, or a pattern of tools,
+/// unless the limit names its tools itself. `default` limits each tool that no other limit holds for.
+/// With `dry_run` every call passes, and what would have been refused is only said and counted.
 /// `clock`, for tests, is a callable that returns seconds as a float, as `time.monotonic` does.
 ///
 /// One instance may be used from any number of threads and event loops at once.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Limiter {
     core: callgate::Limiter,
-    /// What Python needs of each limit, at the place that it has in the core.
-    limits: Vec<Named>,
+    /// What Python needs of each name, by its number in the core.
+    names: boxcar::Vec<Named>,
+    /// Whether fields split any limit.
+    split: AtomicBool,
     clock: Option<Clock>,
 }
 
@@ -36,112 +42,195 @@ struct Named {
     counts: Arc<Counts>,
 }
 
-/// A limit, and what its bucket holds.
+/// A limit, and what its buckets hold.
 #[pyclass(frozen, module = "callgate", get_all)]
 pub(crate) struct LimitSnapshot {
     /// The limit.
     limit: Py<ToolRateLimit>,
-    /// The whole tokens in the bucket.
-    remaining: u64,
+    /// The whole tokens in the bucket; None where fields split the limit, since each bucket has its own.
+    remaining: Option<u64>,
+    /// How many buckets are kept: those that are not full, and some that are; 1 where nothing splits the limit.
+    buckets: usize,
 }
 
 #[pymethods]
 impl LimitSnapshot {
-    fn __repr__(&self) -> String {
-        let limit = self.limit.get().__repr__();
-        format!("LimitSnapshot(limit={limit}, remaining={})", self.remaining)
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let limit = self.limit.get().__repr__(py)?;
+        let remaining = self.remaining.into_pyobject(py)?.repr()?;
+        Ok(format!(
+            "LimitSnapshot(limit={limit}, remaining={}, buckets={})",
+            remaining.to_string_lossy(),
+            self.buckets
+        ))
     }
 }
 
 #[pymethods]
+#[expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over")]
 impl Limiter {
     #[new]
-    #[pyo3(signature = (limits, *, clock=None))]
-    fn new(limits: &Bound<'_, PyAny>, clock: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let py = limits.py();
-        let mut builder = callgate::Limiter::builder();
-        let mut names = Vec::new();
-        for (name, limit) in pairs(limits)? {
-            let (name, limit) = named_limit(&name, &limit)?;
-            let text = name
-                .to_str()
-                .map_err(|_| refusal(&name, "a tool's name must be valid Unicode"))?;
-            builder = builder.limit(text, limit);
-            names.push(name.unbind());
+    #[pyo3(signature = (limits, *, default=None, dry_run=Argument::Default, clock=None),
+        text_signature = "(limits, *, default=None, dry_run=False, clock=None)")]
+    fn new(
+        limits: &Bound<'_, PyAny>,
+        default: Option<&Bound<'_, PyAny>>,
+        dry_run: Argument<'_>,
+        clock: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let must = "limits must be a mapping of names to ToolRateLimit";
+        let mut builder = builder(limits, must)?;
+        if let Some(default) = default {
+            builder = builder.default_limit(limit_of("default", default)?);
         }
-        let core = builder
-            .build()
-            .map_err(|error| config_error(py, error.to_string()))?;
-        let counts = core.snapshot().map(|level| Counts::of(level.name));
-        let limits = names
-            .into_iter()
-            .zip(counts)
-            .map(|(name, counts)| Named { name, counts })
-            .collect();
-        Ok(Self {
-            core,
-            limits,
-            clock: clock.map(Clock::new).transpose()?,
-        })
+        if let Argument::Given(dry_run) = &dry_run {
+            builder = builder.dry_run(truth(dry_run)?);
+        }
+        Self::build(limits.py(), builder, clock)
+    }
+
+    /// Makes a limiter from a TOML file of limits.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, clock=None))]
+    fn from_file(path: &Bound<'_, PyAny>, clock: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let py = path.py();
+        let Some(file) = of_kind(py, path.extract::<PathBuf>())? else {
+            let must = "path must be a file's path: a str or a pathlib.Path";
+            return Err(refusal(path, must));
+        };
+        Self::build(py, read(py, file)?, clock)
     }
 
     /// Decides on one call, at once: never waits.
     ///
-    /// The tokens (cost, a whole number of at least 1) are spent when it admits, whatever becomes of the call.
-    #[pyo3(signature = (tool, *, cost=Cost::One), text_signature = "($self, tool, *, cost=1)")]
+    /// The tokens (cost, a whole number of at least 1; by default what the limits say) are spent when it
+    /// admits, whatever becomes of the call.
+    #[pyo3(signature = (tool, *, cost=Argument::Default, **fields), text_signature = "($self, tool, *, cost=..., **fields)")]
     fn try_acquire<'py>(
         &self,
         tool: &Bound<'py, PyAny>,
-        cost: Cost<'_>,
+        cost: Argument<'_>,
+        fields: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, Decision>> {
         let tool = named(tool)?;
         let cost = match cost {
-            Cost::One => NonZeroU64::MIN,
-            Cost::Given(cost) => tokens(tool, &cost)?,
+            Argument::Default => None,
+            Argument::Given(cost) => Some(tokens(tool, &cost)?),
         };
-        match self.ask(tool, cost, |asked| asked.decision(tool))? {
-            Some(decision) => decision,
-            None => Decision::object(tool, None, None, None, None),
+        match fields {
+            None => self.ask(tool, cost, &[], |asked| asked.decision(tool))?,
+            Some(fields) => {
+                let fields = values(tool, fields)?;
+                self.ask(tool, cost, &fields, |asked| asked.decision(tool))?
+            }
         }
     }
 
-    /// For front ends: the decision on a call where it was rejected, and nothing where it was admitted.
+    /// For front ends: the decision on a call where it was rejected or would have been, and nothing else.
     ///
-    /// Most calls are admitted, and most front ends then look no further.
-    fn _admit<'py>(&self, tool: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Decision>>> {
+    /// Most calls are admitted, and most front ends then look no further. `find(context, names)` is asked
+    /// for the call's fields where a limit needs some. Without a cost it is what the limits say.
+    #[pyo3(signature = (tool, context, find, cost=None))]
+    fn _admit<'py>(
+        &self,
+        tool: &Bound<'py, PyAny>,
+        context: &Bound<'py, PyAny>,
+        find: &Bound<'py, PyAny>,
+        cost: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, Decision>>> {
         let tool = named(tool)?;
-        let rejected = self.ask(tool, NonZeroU64::MIN, |asked| {
-            (!asked.decision.is_admitted()).then(|| asked.decision(tool))
-        })?;
-        rejected.flatten().transpose()
+        let cost = cost.map(|cost| tokens(tool, cost)).transpose()?;
+        let mut fields = Vec::new();
+        if self.split.load(Ordering::Relaxed) {
+            let needed = self.core.fields_of(&tool.to_string_lossy());
+            if !needed.is_empty() {
+                let needed = PyTuple::new(tool.py(), needed)?;
+                fields = values(tool, &dict(find.call1((context, needed))?)?)?;
+            }
+        }
+        self.ask(tool, cost, &fields, |asked| match &asked.decision {
+            Core::Admitted(permit) if permit.overruled().is_none() => None,
+            _ => Some(asked.decision(tool)),
+        })?
+        .transpose()
     }
 
-    /// What each limit's bucket holds now, by the limit's name. Looking spends nothing.
+    /// Puts other limits in force.
+    #[pyo3(signature = (limits_or_path, *, default=Argument::Default, dry_run=Argument::Default),
+        text_signature = "($self, limits_or_path, *, default=..., dry_run=...)")]
+    fn reload(
+        &self,
+        limits_or_path: &Bound<'_, PyAny>,
+        default: Argument<'_>,
+        dry_run: Argument<'_>,
+    ) -> PyResult<()> {
+        let py = limits_or_path.py();
+        if let Some(path) = of_kind(py, limits_or_path.extract::<PathBuf>())? {
+            for (name, argument) in [("default", &default), ("dry_run", &dry_run)] {
+                if let Argument::Given(value) = argument {
+                    let must = format!("{name} must be left out where a file says it");
+                    return Err(refusal(value, &must));
+                }
+            }
+            let builder = read(py, path)?;
+            return self.put_in_force(py, || builder);
+        }
+        let must = "limits_or_path must be a mapping of names to ToolRateLimit, or a file's path";
+        let builder = builder(limits_or_path, must)?;
+        let default = match &default {
+            Argument::Default => None,
+            Argument::Given(none) if none.is_none() => Some(None),
+            Argument::Given(default) => Some(Some(limit_of("default", default)?)),
+        };
+        let dry_run = match &dry_run {
+            Argument::Default => None,
+            Argument::Given(dry_run) => Some(truth(dry_run)?),
+        };
+        self.put_in_force(py, || {
+            let builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
+            match default.unwrap_or_else(|| self.default()) {
+                Some(default) => builder.default_limit(default),
+                None => builder,
+            }
+        })
+    }
+
+    /// What each limit's buckets hold now, by the limit's name. Looking spends nothing.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let snapshots = PyDict::new(py);
-        let now = self.clock.as_ref().map(|clock| clock.now(py)).transpose()?;
-        let levels: Vec<Level<'_>> = match now {
-            None => self.core.snapshot().collect(),
-            Some(now) => self.core.snapshot_at(now.elapsed()).collect(),
-        };
-        for (named, level) in self.limits.iter().zip(levels) {
-            let limit = level.limit.clone();
+        for level in self.levels(py)? {
+            let limit = level.limit;
             let snapshot = LimitSnapshot {
                 limit: Py::new(py, ToolRateLimit { limit })?,
                 remaining: level.remaining,
+                buckets: level.buckets,
             };
-            snapshots.set_item(&named.name, snapshot)?;
+            snapshots.set_item(level.name, snapshot)?;
         }
         Ok(snapshots)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let limits = PyDict::new(py);
-        for (named, level) in self.limits.iter().zip(self.core.snapshot()) {
-            let limit = level.limit.clone();
-            limits.set_item(&named.name, ToolRateLimit { limit })?;
+        let mut default = String::new();
+        for level in self.core.snapshot() {
+            let limit = ToolRateLimit { limit: level.limit };
+            if level.name == DEFAULT {
+                default = format!(", default={}", limit.__repr__(py)?);
+            } else {
+                limits.set_item(level.name, limit)?;
+            }
         }
-        Ok(format!("Limiter({})", limits.repr()?.to_string_lossy()))
+        let dry_run = if self.core.is_dry_run() {
+            ", dry_run=True"
+        } else {
+            ""
+        };
+        let limits = limits.repr()?;
+        Ok(format!(
+            "Limiter({}{default}{dry_run})",
+            limits.to_string_lossy()
+        ))
     }
 
     /// An injected clock may hold the limiter, in a cycle.
@@ -153,59 +242,124 @@ impl Limiter {
     }
 }
 
+/// The name of the default limit.
+const DEFAULT: &str = "[default]";
+
 impl Limiter {
-    /// Asks the core, counts, and makes an answer of it; none for a tool without a limit.
+    fn build(
+        py: Python<'_>,
+        builder: LimiterBuilder,
+        clock: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let core = builder.build();
+        let core = core.map_err(|error| config_error(py, error.to_string()))?;
+        let limiter = Self {
+            core,
+            names: boxcar::Vec::new(),
+            split: AtomicBool::new(false),
+            clock: clock.map(Clock::new).transpose()?,
+        };
+        limiter.look(py);
+        Ok(limiter)
+    }
+
+    /// Takes in what the core has in force.
+    fn look(&self, py: Python<'_>) {
+        for name in self.core.names().skip(self.names.count()) {
+            self.names.push(Named {
+                name: PyString::new(py, name).unbind(),
+                counts: Counts::of(name),
+            });
+        }
+        let split = self.core.snapshot().into_iter().any(|level| {
+            let mut fields = level.limit.split_by().iter();
+            fields.any(|field| field != "tool")
+        });
+        self.split.store(split, Ordering::Relaxed);
+    }
+
+    /// Puts limits in force that are finished once the time is known: no Python runs from then on, so
+    /// that no other reload comes in between.
+    fn put_in_force(
+        &self,
+        py: Python<'_>,
+        finished: impl FnOnce() -> LimiterBuilder,
+    ) -> PyResult<()> {
+        let now = self.now(py)?;
+        let builder = finished();
+        match now {
+            None => self.core.reload(builder),
+            Some(now) => self.core.reload_at(builder, now.elapsed()),
+        }
+        .map_err(|error| config_error(py, error.to_string()))?;
+        self.look(py);
+        Ok(())
+    }
+
+    /// The limit of the tools that no other limit holds for.
+    fn default(&self) -> Option<callgate::Limit> {
+        let mut levels = self.core.snapshot().into_iter();
+        let default = levels.find(|level| level.name == DEFAULT)?;
+        Some(default.limit)
+    }
+
+    fn levels(&self, py: Python<'_>) -> PyResult<Vec<Level<'_>>> {
+        Ok(match self.now(py)? {
+            None => self.core.snapshot(),
+            Some(now) => self.core.snapshot_at(now.elapsed()),
+        })
+    }
+
+    /// What time an injected clock makes it.
+    fn now(&self, py: Python<'_>) -> PyResult<Option<Now>> {
+        self.clock.as_ref().map(|clock| clock.now(py)).transpose()
+    }
+
+    /// Asks the core, counts, and makes an answer of it.
     ///
     /// The answer is made in here, where the compiler has all parts at hand: what is handed out and
     /// taken apart again costs more than the decision.
+    #[inline]
     fn ask<T>(
         &self,
         tool: &Bound<'_, PyString>,
-        cost: NonZeroU64,
+        cost: Option<NonZeroU64>,
+        fields: &[Field],
         answer: impl FnOnce(Asked<'_>) -> T,
-    ) -> PyResult<Option<T>> {
-        // What is no valid Unicode cannot have been given a limit.
-        let Ok(name) = tool.to_str() else {
-            return Ok(None);
-        };
-        let found = self.core.tool(name);
-        let Some(named) = found.index().and_then(|index| self.limits.get(index)) else {
-            return Ok(None);
-        };
+    ) -> PyResult<T> {
+        // What is no valid Unicode cannot be named, but may be meant by a pattern.
+        let text = tool.to_string_lossy();
+        let mut call = Call::new(&text);
+        if let Some(cost) = cost {
+            call = call.cost(cost);
+        }
+        for (name, value) in fields {
+            call = call.field(name, value);
+        }
         let now = match &self.clock {
-            None => None,
-            Some(clock) => Some(clock.now(tool.py())?),
+            Some(clock) if self.core.is_limited(&text) => Some(clock.now(tool.py())?),
+            _ => None,
         };
         let decision = match &now {
-            None => found.try_acquire(cost),
-            Some(now) => found.try_acquire_at(cost, now.elapsed()),
+            None => self.core.try_acquire(&call),
+            Some(now) => self.core.try_acquire_at(&call, now.elapsed()),
         };
-        named.counts.add(&decision);
-        Ok(Some(answer(Asked {
-            named,
+        match decision.tool_number() {
+            Some(number) => self.names[number].counts.add(&decision),
+            None if decision.is_limited() => Counts::of_unnamed(&text).add(&decision),
+            None => {}
+        }
+        Ok(answer(Asked {
+            names: &self.names,
             decision,
             now,
-        })))
+        }))
     }
 }
 
-/// The cost of a call, as Python gave it or not: None is not a way to leave it out.
-enum Cost<'py> {
-    One,
-    Given(Bound<'py, PyAny>),
-}
-
-impl<'py> FromPyObject<'_, 'py> for Cost<'py> {
-    type Error = Infallible;
-
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> Result<Self, Infallible> {
-        Ok(Self::Given(given.to_owned()))
-    }
-}
-
-/// What the core answered for a limited tool.
+/// What the core answered.
 struct Asked<'a> {
-    named: &'a Named,
+    names: &'a boxcar::Vec<Named>,
     decision: Core<'a>,
     now: Option<Now>,
 }
@@ -214,19 +368,33 @@ impl Asked<'_> {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "measured: a tenth of a call")]
     fn decision<'py>(self, tool: &Bound<'py, PyString>) -> PyResult<Bound<'py, Decision>> {
-        match self.decision {
-            Core::Admitted(permit) => Decision::object(tool, None, None, permit.remaining(), None),
-            Core::Rejected(rejection) => Decision::object(
-                tool,
-                Some(&self.named.name),
-                Some(rejection.reason),
-                Some(rejection.remaining()),
-                rejection.retry_after.map(|wait| match self.now {
-                    None => seconds(wait),
-                    Some(now) => now.seconds_until(wait),
-                }),
-            ),
+        match &self.decision {
+            Core::Rejected(rejection) => self.rejected(tool, false, rejection),
+            Core::Admitted(permit) => match permit.overruled() {
+                None => Decision::object(tool, true, None, None, permit.remaining(), None),
+                Some(rejection) => self.rejected(tool, true, rejection),
+            },
         }
+    }
+
+    #[inline]
+    fn rejected<'py>(
+        &self,
+        tool: &Bound<'py, PyString>,
+        admitted: bool,
+        rejection: &Rejection<'_>,
+    ) -> PyResult<Bound<'py, Decision>> {
+        Decision::object(
+            tool,
+            admitted,
+            Some(&self.names[rejection.limit_number()].name),
+            Some(rejection.reason),
+            Some(rejection.remaining()),
+            rejection.retry_after.map(|wait| match &self.now {
+                None => seconds(wait),
+                Some(now) => now.seconds_until(wait),
+            }),
+        )
     }
 }
 
@@ -308,26 +476,103 @@ fn reading(clock: &Bound<'_, PyAny>, first: Option<i128>) -> PyResult<(f64, i128
     Ok((seconds, nanos))
 }
 
-/// The entries of a mapping, whatever kind it is.
-fn pairs<'py>(limits: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+/// The limits of a mapping, whatever kind it is.
+fn builder(limits: &Bound<'_, PyAny>, must: &str) -> PyResult<LimiterBuilder> {
     let Ok(mapping) = limits.cast::<PyMapping>() else {
-        let must = "limits must be a mapping of tool names to ToolRateLimit";
         return Err(refusal(limits, must));
     };
-    mapping.items()?.iter().map(|pair| pair.extract()).collect()
+    let mut builder = callgate::Limiter::builder();
+    for pair in mapping.items()? {
+        let (name, limit) = pair.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+        let Ok(text) = name.cast::<PyString>() else {
+            let must = "a limit's name must be a str: its tool's name, such as tool.name";
+            return Err(refusal(&name, must));
+        };
+        let text = text
+            .to_str()
+            .map_err(|_| refusal(&name, "a limit's name must be valid Unicode"))?;
+        builder = builder.limit(text, limit_of(&format!("limit '{text}'"), &limit)?);
+    }
+    Ok(builder)
 }
 
-/// One entry of the mapping, checked.
-fn named_limit<'py>(
-    name: &Bound<'py, PyAny>,
-    limit: &Bound<'py, PyAny>,
-) -> PyResult<(Bound<'py, PyString>, Limit)> {
-    let name = named(name)?;
-    if let Ok(limit) = limit.cast::<ToolRateLimit>() {
-        return Ok((name.clone(), limit.get().limit.clone()));
+fn limit_of(what: &str, limit: &Bound<'_, PyAny>) -> PyResult<callgate::Limit> {
+    match limit.cast::<ToolRateLimit>() {
+        Ok(limit) => Ok(limit.get().limit.clone()),
+        Err(_) => Err(refusal(limit, &format!("{what} must be a ToolRateLimit"))),
     }
-    let must = format!("limit '{}' must be a ToolRateLimit", name.to_string_lossy());
-    Err(refusal(limit, &must))
+}
+
+fn read(py: Python<'_>, path: PathBuf) -> PyResult<LimiterBuilder> {
+    let builder = py.detach(|| LimiterBuilder::from_file(path));
+    builder.map_err(|error| config_error(py, error.to_string()))
+}
+
+fn truth(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match value.cast::<PyBool>() {
+        Ok(truth) => Ok(truth.is_true()),
+        Err(_) => Err(refusal(value, "dry_run must be True or False")),
+    }
+}
+
+/// A call's field and its value.
+type Field = (PyBackedStr, PyBackedStr);
+
+/// What a callable found, which may be any mapping.
+fn dict(found: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyDict>> {
+    let found = match found.cast_into::<PyDict>() {
+        Ok(dict) => return Ok(dict),
+        Err(error) => error.into_inner(),
+    };
+    let Ok(mapping) = found.cast::<PyMapping>() else {
+        let must = "fields must return a mapping of names to values";
+        return Err(refusal(&found, must));
+    };
+    let dict = PyDict::new(found.py());
+    dict.update(mapping)?;
+    Ok(dict)
+}
+
+/// The fields of a call. A number is taken as its digits, and None as if the field were not there.
+fn values(tool: &Bound<'_, PyString>, fields: &Bound<'_, PyDict>) -> PyResult<Vec<Field>> {
+    let refused = |value: &Bound<'_, PyAny>, what: &str| {
+        let tool = tool.to_string_lossy();
+        refusal(value, &format!("tool '{tool}': {what}"))
+    };
+    let mut values = Vec::with_capacity(fields.len());
+    for (name, value) in fields {
+        let Some(field) = text(&name) else {
+            let must = "a field's name must be a str, and valid Unicode";
+            return Err(refused(&name, must));
+        };
+        if value.is_none() {
+            continue;
+        }
+        let value = match whole_digits(&value)? {
+            Some(digits) => text(&digits),
+            None => text(&value),
+        }
+        .ok_or_else(|| {
+            let must = format!("field '{field}' must be a str (of valid Unicode), an int or None");
+            refused(&value, &must)
+        })?;
+        values.push((field, value));
+    }
+    Ok(values)
+}
+
+/// A text, if it is one and can be written in UTF-8.
+fn text(value: &Bound<'_, PyAny>) -> Option<PyBackedStr> {
+    PyBackedStr::try_from(value.cast::<PyString>().ok()?.clone()).ok()
+}
+
+/// The digits of an int, whatever a subclass (an enum, say) makes of itself.
+fn whole_digits<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if !value.is_instance_of::<PyInt>() || value.is_instance_of::<PyBool>() {
+        return Ok(None);
+    }
+    let int = value.py().get_type::<PyInt>();
+    of_kind(value.py(), int.call_method1("__repr__", (value,)))
 }
 
 fn tokens(tool: &Bound<'_, PyString>, cost: &Bound<'_, PyAny>) -> PyResult<NonZeroU64> {

@@ -16,6 +16,7 @@
 //! adds up: a call is late by less than one unit. Some rates of many digits with a burst of millions
 //! are fractions too fine for 64 bits; they are rounded down, by less than one more unit in all.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use crate::rate::gcd;
@@ -32,7 +33,7 @@ pub(crate) const MAX_STATE: u64 = u64::MAX - 2;
 pub(crate) struct Bucket {
     burst: u64,
     /// The units in a token.
-    token: u64,
+    token: NonZeroU64,
     /// The units that come in a nanosecond, unless that is one: nothing is multiplied then.
     refill: Option<Ratio>,
     /// The nanoseconds that a unit takes to come, where that is less than one.
@@ -98,7 +99,7 @@ impl Bucket {
             let (up, down) = (narrow(up)?, narrow(down)?);
             Some(Self {
                 burst: limit.capacity(),
-                token: narrow(token)?,
+                token: NonZeroU64::new(narrow(token)?)?,
                 refill: if up == down {
                     None
                 } else {
@@ -115,8 +116,8 @@ impl Bucket {
     /// What `cost` tokens come to, or none where a full bucket holds less.
     #[inline]
     pub(crate) fn price(&self, cost: u64) -> Option<Price> {
-        let spare = self.burst.checked_sub(cost)? * self.token;
-        let units = cost * self.token;
+        let spare = self.burst.checked_sub(cost)? * self.token.get();
+        let units = cost * self.token.get();
         Some(Price { units, spare })
     }
 
@@ -169,7 +170,7 @@ impl Bucket {
         let (whole, rest) = (missing / old.token, missing % old.token);
         // A larger burst is missing from the start.
         let whole = i128::from(whole) + i128::from(self.burst) - i128::from(old.burst);
-        let [token, rest, of] = [self.token, rest, old.token].map(i128::from);
+        let [token, rest, of] = [self.token.get(), rest, old.token.get()].map(i128::from);
         let rest = rest * token;
         let missing = whole * token + rest / of + i128::from(rest % of > 0);
         let state = i128::from(self.reached(now).ceil()) + missing.max(0);
@@ -181,7 +182,7 @@ impl Bucket {
 #[derive(Clone, Copy)]
 pub(crate) struct Fill {
     burst: u64,
-    token: u64,
+    token: NonZeroU64,
     missing: u64,
 }
 
@@ -189,20 +190,19 @@ impl Fill {
     /// The whole tokens in it.
     #[inline]
     pub(crate) fn tokens(self) -> u64 {
-        self.burst.saturating_sub(self.missing.div_ceil(self.token))
+        self.burst
+            .saturating_sub(self.missing.div_ceil(self.token.get()))
     }
 
     /// The one of two that holds less.
     #[inline]
     pub(crate) fn tighter(self, other: Option<Self>) -> Self {
-        let units = |fill: Self| u128::from((fill.burst * fill.token).saturating_sub(fill.missing));
+        let level = |fill: Self, of: Self| {
+            let units = (fill.burst * fill.token.get()).saturating_sub(fill.missing);
+            u128::from(units) * u128::from(of.token.get())
+        };
         match other {
-            Some(other)
-                if units(other) * u128::from(self.token)
-                    <= units(self) * u128::from(other.token) =>
-            {
-                other
-            }
+            Some(other) if level(other, self) <= level(self, other) => other,
             _ => self,
         }
     }
@@ -369,7 +369,7 @@ mod tests {
         let reached = BigRational::new(BigInt::from(up) * now, down.into());
         let missing = BigRational::from_integer(state.into()) - reached;
         let missing = missing.max(BigRational::from_integer(0.into()));
-        BigRational::from_integer(bucket.burst.into()) - missing / BigInt::from(bucket.token)
+        BigRational::from_integer(bucket.burst.into()) - missing / BigInt::from(bucket.token.get())
     }
 
     proptest! {
@@ -385,13 +385,13 @@ mod tests {
             now in (any::<u64>(), 1..64_u32).prop_map(|(now, shift)| now >> shift),
             missing in any::<u64>(),
         ) {
-            let missing = missing % (old.burst * old.token + 1);
+            let missing = missing % (old.burst * old.token.get() + 1);
             let state = old.reached(now).floor() + missing;
             let carried = new.carry(state, &old, now);
             let due = level(&old, state, now).min(BigRational::from_integer(new.burst.into()));
             let got = level(&new, carried, now);
             prop_assert!(got <= due, "{} from {}", got, due);
-            let unit = |bucket: &Bucket| BigRational::new(1.into(), bucket.token.into());
+            let unit = |bucket: &Bucket| BigRational::new(1.into(), bucket.token.get().into());
             let least = &due - unit(&old) - unit(&new) * BigInt::from(2);
             prop_assert!(got > least, "{} from {}", got, due);
         }
@@ -403,7 +403,7 @@ mod tests {
             now in (any::<u64>(), 1..64_u32).prop_map(|(now, shift)| now >> shift),
             missing in any::<u64>(),
         ) {
-            let mut state = one.reached(now).floor() + missing % (one.burst * one.token + 1);
+            let mut state = one.reached(now).floor() + missing % (one.burst * one.token.get() + 1);
             let mut before = level(&one, state, now);
             for _ in 0..10 {
                 state = one.carry(other.carry(state, &one, now), &other, now);
@@ -453,7 +453,7 @@ mod tests {
         let bucket = Bucket::new(&limit.burst(crate::MAX_BURST)).unwrap();
         assert_eq!(bucket.refill.as_ref().unwrap().denominator, LARGEST);
         // 0.0123456789012345678 x (2^63 - 1) ns, in units of which a token has so many.
-        let exact = BigInt::from(MAX_NANOS) * 123_456_789_012_345_678_u64 * bucket.token;
+        let exact = BigInt::from(MAX_NANOS) * 123_456_789_012_345_678_u64 * bucket.token.get();
         let exact = exact / BigInt::from(10).pow(28);
         let reached = BigInt::from(bucket.reached(MAX_NANOS).floor);
         assert!((&exact - 1..=exact).contains(&reached), "{reached}");

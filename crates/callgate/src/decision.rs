@@ -1,5 +1,10 @@
 //! A call, and what is decided about it.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a call that is not inlined is copied for each field"
+)]
+
 use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -8,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::Limit;
 use crate::bucket::Fill;
+use crate::names::same;
 
 /// A tool's call: its name, its fields and its cost.
 ///
@@ -50,10 +56,10 @@ impl<'a> Call<'a> {
     ///
     /// Any text is a value of its own, the empty one too. The field `tool` is the tool's name,
     /// whatever is set here.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn field(mut self, name: &'a str, value: &'a str) -> Self {
-        match self.fields.iter_mut().find(|(known, _)| *known == name) {
+        match self.fields.iter_mut().find(|(known, _)| same(known, name)) {
             Some(known) => known.1 = value,
             None => self.fields.push((name, value)),
         }
@@ -80,7 +86,7 @@ impl<'a> Call<'a> {
 }
 
 /// Whether a call may run now.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a decision says whether the call may run"]
 pub enum Decision<'a> {
     /// It may; its tokens are spent.
@@ -104,28 +110,40 @@ impl Decision<'_> {
         matches!(self, Self::Admitted(_))
     }
 
+    /// Whether any limit held for the tool.
+    #[inline]
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        match self {
+            Self::Admitted(permit) => permit.fill.is_some(),
+            Self::Rejected(_) => true,
+        }
+    }
+
     /// The number of the tool's name, where a limit names it exactly: see [`Limiter::names`](crate::Limiter::names).
     #[inline]
     #[must_use]
     pub fn tool_number(&self) -> Option<usize> {
-        match self {
+        let number = match self {
             Self::Admitted(permit) => permit.tool,
             Self::Rejected(rejection) => rejection.tool,
-        }
+        };
+        number.map(|number| number as usize)
     }
 }
 
 /// What an admitted call was given.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Permit<'a> {
-    pub(crate) tool: Option<usize>,
+    pub(crate) tool: Option<Number>,
     pub(crate) fill: Option<Remaining>,
-    pub(crate) overruled: Option<Rejection<'a>>,
+    /// Apart, since only dry runs have it.
+    pub(crate) overruled: Option<Box<Rejection<'a>>>,
 }
 
 impl<'a> Permit<'a> {
     #[inline]
-    pub(crate) fn new(tool: Option<usize>, fill: Fill) -> Self {
+    pub(crate) fn new(tool: Option<Number>, fill: Fill) -> Self {
         Self {
             tool,
             fill: Some(Remaining(fill)),
@@ -144,7 +162,7 @@ impl<'a> Permit<'a> {
     #[inline]
     #[must_use]
     pub fn overruled(&self) -> Option<&Rejection<'a>> {
-        self.overruled.as_ref()
+        self.overruled.as_deref()
     }
 }
 
@@ -159,8 +177,8 @@ pub struct Rejection<'a> {
     /// Enough time to wait, if nobody else spends, and no more than callgate needs; never zero.
     /// None where no wait helps.
     pub retry_after: Option<Duration>,
-    pub(crate) number: usize,
-    pub(crate) tool: Option<usize>,
+    pub(crate) number: Number,
+    pub(crate) tool: Option<Number>,
     pub(crate) fill: Remaining,
 }
 
@@ -176,9 +194,12 @@ impl Rejection<'_> {
     #[inline]
     #[must_use]
     pub fn limit_number(&self) -> usize {
-        self.number
+        self.number as usize
     }
 }
+
+/// Of the name of a limit or a tool.
+pub(crate) type Number = u32;
 
 /// A bucket's fill, for those who ask how many tokens it is: telling takes a division.
 #[derive(Clone, Copy)]

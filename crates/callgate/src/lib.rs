@@ -25,6 +25,8 @@
 
 mod bucket;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod current;
 mod decision;
 mod error;

@@ -228,6 +228,26 @@ impl Limit {
         }
     }
 
+    /// The most that one bucket lets through in any window of a unit's length, in tokens: the burst,
+    /// and what refills meanwhile.
+    ///
+    /// # Errors
+    /// When the rate is out of range.
+    ///
+    /// ```
+    /// use callgate::{Limit, Unit};
+    ///
+    /// assert_eq!(Limit::per_second(2).burst(2).most_in(Unit::Second)?, 4);
+    /// assert_eq!(Limit::quota(100, Unit::Minute).most_in(Unit::Minute)?, 100);
+    /// # Ok::<(), callgate::ConfigError>(())
+    /// ```
+    pub fn most_in(&self, window: Unit) -> Result<u64, ConfigError> {
+        let (tokens, nanos) = self.rate()?.fraction();
+        let refilled = u128::from(tokens) * u128::from(window.nanos()) / nanos;
+        let refilled = u64::try_from(refilled).unwrap_or(u64::MAX);
+        Ok(self.burst.saturating_add(refilled))
+    }
+
     /// Whether everything is in range.
     ///
     /// # Errors

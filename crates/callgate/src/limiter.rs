@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::bucket::Fill;
 use crate::clock::{Clock, nanos};
 use crate::current::Current;
-use crate::decision::{Call, Decision, Level, Permit, Reason, Rejection, Remaining};
+use crate::decision::{Call, Decision, Level, Number, Permit, Reason, Rejection, Remaining};
 use crate::names::same;
 use crate::rules::{Config, Limited, Route, Rules, Secret};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all, draw_each};
@@ -53,16 +53,20 @@ pub struct Limiter {
 #[derive(Debug, Default)]
 struct Numbered {
     names: boxcar::Vec<Box<str>>,
-    numbers: Mutex<HashMap<Box<str>, usize>>,
+    numbers: Mutex<HashMap<Box<str>, Number>>,
 }
 
 impl Numbered {
-    fn number(&self, name: &str) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "no memory holds 2^32 names"
+    )]
+    fn number(&self, name: &str) -> Number {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&number) = numbers.get(name) {
             return number;
         }
-        let number = self.names.push(name.into());
+        let number = self.names.push(name.into()) as Number;
         numbers.insert(name.into(), number);
         number
     }
@@ -173,6 +177,30 @@ impl Limiter {
         })
     }
 
+    /// Whether any limit holds for a tool of this name.
+    #[must_use]
+    pub fn is_limited(&self, tool: &str) -> bool {
+        let rules = self.current.take();
+        let limited = rules.with_limits(tool, |limits, _| !limits.is_empty());
+        self.current.keep(rules);
+        limited
+    }
+
+    /// The fields that split the limits of a tool of this name, each once.
+    #[must_use]
+    pub fn fields_of(&self, tool: &str) -> Vec<String> {
+        let rules = self.current.get();
+        rules.with_limits(tool, |limits, _| {
+            let mut fields = Vec::new();
+            for field in limits.iter().flat_map(|limited| limited.limit.split_by()) {
+                if field != "tool" && !fields.contains(field) {
+                    fields.push(field.clone());
+                }
+            }
+            fields
+        })
+    }
+
     /// The limits in the order they were given, the default last, and what their buckets hold.
     ///
     /// Looking changes nothing: no token is spent, no bucket made.
@@ -224,11 +252,11 @@ impl Limiter {
     }
 
     #[inline]
-    fn name(&self, number: usize) -> &str {
-        &self.names.names[number]
+    fn name(&self, number: Number) -> &str {
+        &self.names.names[number as usize]
     }
 
-    /// Decides where there is little to decide: one limit that nothing splits, or none. Leaves the rest.
+    /// Decides where there is little to decide: limits that nothing splits, or none. Leaves the rest.
     #[inline(always)]
     fn decide(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
         let rules = self.current.take();
@@ -241,17 +269,20 @@ impl Limiter {
                 Decision::UNRESTRICTED
             };
         };
-        if !route.plain.is_empty() {
-            // The clock first: the names are compared while its answer is on its way.
-            let time = now();
-            if same(&route.tool, call.tool()) && call.given_cost().is_none() {
-                let decided = self.decide_plain(&rules, route, time);
-                self.current.keep(rules);
-                return decided.unwrap_or_else(|| self.decide_apart(call, now));
-            }
+        let plain = !route.plain.is_empty() && call.given_cost().is_none();
+        // The clock first: the names are compared while its answer is on its way.
+        let time = now();
+        if !same(&route.tool, call.tool()) {
+            self.current.keep(rules);
+            return self.decide_apart(call, now);
         }
+        if plain && let Some(decision) = self.decide_plain(&rules, route, time) {
+            self.current.keep(rules);
+            return decision;
+        }
+        let decided = self.decide_by(&rules, &route.limits, Some(route.number), call, time);
         self.current.keep(rules);
-        self.decide_apart(call, now)
+        decided.unwrap_or_else(|| self.decide_apart(call, now))
     }
 
     /// Decides in any case; asks again where it met buckets that had moved.
@@ -265,19 +296,20 @@ impl Limiter {
             });
             self.current.keep(rules);
             match decided {
-                Ok(decision) => return decision,
-                Err(Moved) => self.current.wait(),
+                Some(decision) => return decision,
+                None => self.current.wait(),
             }
         }
     }
 
-    /// Decides by limits that nothing splits; not where a bucket has moved, or one of several refuses.
+    /// Decides by limits that nothing splits; not where a bucket has moved, or others
+    /// were faster.
     #[inline(always)]
     fn decide_plain(&self, rules: &Rules, route: &Route, now: u64) -> Option<Decision<'_>> {
         let tool = Some(route.number);
         let [(buckets, price)] = &*route.plain else {
-            let fill = draw_each(&route.plain, now).ok()??;
-            return Some(Decision::Admitted(Permit::new(tool, fill)));
+            let verdict = draw_each(&route.plain, now).ok()??;
+            return Some(self.decision(rules, &route.limits, tool, verdict));
         };
         let reached = buckets.bucket.reached(now);
         let fill = |state| buckets.bucket.fill(reached.missing(state));
@@ -290,17 +322,50 @@ impl Limiter {
         })
     }
 
-    /// Decides by any number of limits.
+    /// Decides by the one limit of a tool, if the call has a bucket there that has not moved.
+    #[inline]
+    fn decide_one(
+        &self,
+        rules: &Rules,
+        limited: &Limited,
+        tool: Option<Number>,
+        call: &Call<'_>,
+        now: u64,
+    ) -> Option<Decision<'_>> {
+        let price = limited.price(call.given_cost())?;
+        let bucket = &limited.buckets.bucket;
+        let reached = bucket.reached(now);
+        let drawn = match limited.key(&self.secret, call) {
+            None => limited.buckets.draw(reached, price).ok()?,
+            Some(key) => limited.buckets.draw_kept(key, reached, price).ok()??,
+        };
+        let (Ok(state) | Err(state)) = drawn;
+        let fill = bucket.fill(reached.missing(state));
+        Some(match drawn {
+            Ok(_) => Decision::Admitted(Permit::new(tool, fill)),
+            Err(state) => {
+                let wait = bucket.wait(state, now, price);
+                self.reject(rules, limited, tool, Some(wait), fill)
+            }
+        })
+    }
+
+    /// Decides by any number of limits; not where a bucket has moved.
     fn decide_by(
         &self,
         rules: &Rules,
         limits: &[Arc<Limited>],
-        tool: Option<usize>,
+        tool: Option<Number>,
         call: &Call<'_>,
         now: u64,
-    ) -> Result<Decision<'_>, Moved> {
+    ) -> Option<Decision<'_>> {
         if limits.is_empty() {
-            return Ok(Decision::UNRESTRICTED);
+            return Some(Decision::UNRESTRICTED);
+        }
+        if let [only] = limits
+            && let Some(decision) = self.decide_one(rules, only, tool, call, now)
+        {
+            return Some(decision);
         }
         let mut draws = SmallVec::<[Draw<'_>; 4]>::new();
         let mut before: Option<(&Limited, _)> = None;
@@ -313,16 +378,27 @@ impl Limiter {
             let price = limited.price(call.given_cost());
             draws.push(Draw::new(&limited.buckets, now, price, key));
         }
-        let verdict = draw_all(&draws, now)?;
+        let verdict = draw_all(&draws, now).ok()?;
         for limited in limits {
             self.warn(limited);
         }
-        Ok(match verdict {
+        Some(self.decision(rules, limits, tool, verdict))
+    }
+
+    #[inline(always)]
+    fn decision(
+        &self,
+        rules: &Rules,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        verdict: Verdict,
+    ) -> Decision<'_> {
+        match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
                 self.reject(rules, &limits[index], tool, wait, fill)
             }
-        })
+        }
     }
 
     #[inline(always)]
@@ -330,7 +406,7 @@ impl Limiter {
         &self,
         rules: &Rules,
         limited: &Limited,
-        tool: Option<usize>,
+        tool: Option<Number>,
         wait: Option<Duration>,
         fill: Fill,
     ) -> Decision<'_> {
@@ -350,7 +426,7 @@ impl Limiter {
             return Decision::Admitted(Permit {
                 tool,
                 fill: Some(rejection.fill),
-                overruled: Some(rejection),
+                overruled: Some(Box::new(rejection)),
             });
         }
         Decision::Rejected(rejection)

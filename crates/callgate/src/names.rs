@@ -54,20 +54,21 @@ impl Names {
     }
 }
 
-/// Whether two names are the same; those of 8 to 16 bytes, as most are, without calling `memcmp`.
+/// Whether two names are the same; those of 4 to 16 bytes, as most are, without calling `memcmp`.
 #[inline]
 pub(crate) fn same(one: &str, other: &str) -> bool {
-    let ends = |name: &str| {
+    fn ends<const LENGTH: usize>(name: &str) -> Option<([u8; LENGTH], [u8; LENGTH])> {
         let name = name.as_bytes();
-        Some((*name.first_chunk::<8>()?, *name.last_chunk::<8>()?))
-    };
-    if one.len() == other.len()
-        && one.len() <= 16
-        && let (Some(one), Some(other)) = (ends(one), ends(other))
-    {
-        return one == other;
+        Some((*name.first_chunk()?, *name.last_chunk()?))
     }
-    one == other
+    if one.len() != other.len() {
+        return false;
+    }
+    match one.len() {
+        8..=16 => ends::<8>(one) == ends::<8>(other),
+        4..8 => ends::<4>(one) == ends::<4>(other),
+        _ => one == other,
+    }
 }
 
 /// The table under this seed, or none where two names share a hash.

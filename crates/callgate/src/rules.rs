@@ -4,7 +4,7 @@
 //! for them; names that only patterns match are matched once and then remembered, as many as fit into
 //! a cache of fixed size.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -14,7 +14,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use wildmatch::WildMatch;
 
 use crate::bucket::{Bucket, Price};
-use crate::decision::Call;
+use crate::decision::{Call, Number};
 use crate::limit::check_name;
 use crate::names::{Names, same};
 use crate::store::Key;
@@ -57,7 +57,7 @@ pub(crate) struct Rules {
 pub(crate) struct Route {
     pub(crate) tool: Box<str>,
     /// The number of its name.
-    pub(crate) number: usize,
+    pub(crate) number: Number,
     /// Where fields split none of its limits: their buckets, and what a call costs. Else nothing.
     pub(crate) plain: Box<[(Arc<Buckets>, Price)]>,
     pub(crate) limits: Box<[Arc<Limited>]>,
@@ -67,7 +67,7 @@ pub(crate) struct Route {
 #[derive(Debug)]
 pub(crate) struct Limited {
     /// The number of its name.
-    pub(crate) number: usize,
+    pub(crate) number: Number,
     pub(crate) limit: Limit,
     pub(crate) buckets: Arc<Buckets>,
     tools: Box<[Tools]>,
@@ -106,15 +106,17 @@ impl Config {
         &self,
         old: Option<&Rules>,
         now: &dyn Fn() -> u64,
-        mut number: impl FnMut(&str) -> usize,
+        number: impl Fn(&str) -> Number,
     ) -> Result<Rules, ConfigError> {
         let checked = self.check()?;
+        let before = old.iter().flat_map(|old| &old.limits);
+        let before: HashMap<_, _> = before.map(|limited| (limited.number, limited)).collect();
         let limits: Box<[_]> = checked
             .into_iter()
             .map(|checked| {
                 let number = number(checked.name);
-                let before = old.and_then(|old| old.limits.iter().find(|old| old.number == number));
-                Arc::new(checked.in_force(number, before.map(|old| &**old), now))
+                let before = before.get(&number).map(|old| &***old);
+                Arc::new(checked.in_force(number, before, now))
             })
             .collect();
         Ok(Rules::new(limits, self, number))
@@ -171,7 +173,7 @@ impl<'a> Checked<'a> {
         })
     }
 
-    fn in_force(self, number: usize, old: Option<&Limited>, now: &dyn Fn() -> u64) -> Limited {
+    fn in_force(self, number: Number, old: Option<&Limited>, now: &dyn Fn() -> u64) -> Limited {
         let Self {
             bucket,
             tools,
@@ -201,28 +203,32 @@ impl<'a> Checked<'a> {
 }
 
 impl Rules {
-    fn new(
-        limits: Box<[Arc<Limited>]>,
-        config: &Config,
-        mut number: impl FnMut(&str) -> usize,
-    ) -> Self {
+    fn new(limits: Box<[Arc<Limited>]>, config: &Config, number: impl Fn(&str) -> Number) -> Self {
         static EDITIONS: AtomicU64 = AtomicU64::new(0);
         let (given, default) = limits.split_at(config.limits.len());
-        let mut seen = HashSet::new();
-        let exact = given.iter().flat_map(|limited| &limited.tools);
-        let exact = exact.filter_map(|tools| match tools {
-            Tools::Named(name) if seen.insert(name) => Some(name),
-            _ => None,
-        });
-        let routes: Box<[_]> = exact
-            .map(|tool| Route::new(tool, number(tool), matching(given, tool)))
+        let patterns: Box<[_]> = given
+            .iter()
+            .filter(|limited| limited.has_pattern())
+            .cloned()
             .collect();
-        let names: Vec<&str> = routes.iter().map(|route| &*route.tool).collect();
-        let patterns = given.iter().filter(|limited| {
-            let mut tools = limited.tools.iter();
-            tools.any(|tools| matches!(tools, Tools::Like(_)))
+        let mut by_name: HashMap<&str, Vec<Arc<Limited>>> = HashMap::new();
+        for limited in given {
+            for tool in limited.names() {
+                by_name.entry(tool).or_default().push(Arc::clone(limited));
+            }
+        }
+        let tools = given.iter().flat_map(|limited| limited.names());
+        let routes = tools.filter_map(|tool| {
+            let limits = by_name.remove(tool)?.into_iter();
+            let like = patterns.iter().filter(|limited| limited.is_like(tool));
+            Some(Route::new(
+                tool,
+                number(tool),
+                in_order(limits.chain(like.cloned())),
+            ))
         });
-        let patterns: Box<[_]> = patterns.cloned().collect();
+        let routes: Box<[_]> = routes.collect();
+        let names: Vec<&str> = routes.iter().map(|route| &*route.tool).collect();
         let remembered = if patterns.is_empty() { 0 } else { REMEMBERED };
         Self {
             edition: EDITIONS.fetch_add(1, Ordering::Relaxed),
@@ -268,7 +274,7 @@ impl Rules {
     pub(crate) fn with_limits<T>(
         &self,
         tool: &str,
-        then: impl FnOnce(&[Arc<Limited>], Option<usize>) -> T,
+        then: impl FnOnce(&[Arc<Limited>], Option<Number>) -> T,
     ) -> T {
         if let Some(index) = self.route(tool) {
             let route = &self.routes[index];
@@ -286,7 +292,8 @@ impl Rules {
         {
             return then(limits, None);
         }
-        let limits = matching(&self.patterns, tool);
+        let like = self.patterns.iter().filter(|limited| limited.is_like(tool));
+        let limits = in_order(like.cloned());
         let limits = if limits.is_empty() {
             self.default.clone()
         } else {
@@ -314,16 +321,16 @@ impl Rules {
     }
 }
 
-/// Those that hold for a tool, in the order in which callers freeze.
-fn matching(limits: &[Arc<Limited>], tool: &str) -> Box<[Arc<Limited>]> {
-    let matching = limits.iter().filter(|limited| limited.holds_for(tool));
-    let mut matching: Vec<_> = matching.cloned().collect();
-    matching.sort_by_key(|limited| limited.buckets.order());
-    matching.into()
+/// Limits, each once, in the order in which callers freeze.
+fn in_order(limits: impl Iterator<Item = Arc<Limited>>) -> Box<[Arc<Limited>]> {
+    let mut limits: Vec<_> = limits.collect();
+    limits.sort_by_key(|limited| limited.buckets.order());
+    limits.dedup_by_key(|limited| limited.buckets.order());
+    limits.into()
 }
 
 impl Route {
-    fn new(tool: &str, number: usize, limits: Box<[Arc<Limited>]>) -> Self {
+    fn new(tool: &str, number: Number, limits: Box<[Arc<Limited>]>) -> Self {
         let plain = limits.iter().map(|limited| {
             let price = limited.price(None).filter(|_| limited.parts.is_empty())?;
             Some((Arc::clone(&limited.buckets), price))
@@ -339,9 +346,23 @@ impl Route {
 }
 
 impl Limited {
-    fn holds_for(&self, tool: &str) -> bool {
+    /// The tools that it names exactly.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().filter_map(|tools| match tools {
+            Tools::Named(name) => Some(&**name),
+            Tools::Like(_) => None,
+        })
+    }
+
+    fn has_pattern(&self) -> bool {
+        let mut tools = self.tools.iter();
+        tools.any(|tools| matches!(tools, Tools::Like(_)))
+    }
+
+    /// Whether one of its patterns matches.
+    fn is_like(&self, tool: &str) -> bool {
         self.tools.iter().any(|tools| match tools {
-            Tools::Named(name) => **name == *tool,
+            Tools::Named(_) => false,
             Tools::Like(pattern) => pattern.matches(tool),
         })
     }

@@ -168,6 +168,6 @@ def limits(rate: float = 1, burst: int = 1, tool: str = "lookup") -> dict[str, T
     return {tool: ToolRateLimit(rate, burst)}
 
 
-def remaining(middleware: ToolRateLimitMiddleware, tool: str = "lookup") -> int:
+def remaining(middleware: ToolRateLimitMiddleware, tool: str = "lookup") -> int | None:
     """The whole tokens in a tool's bucket."""
     return middleware.limiter.snapshot()[tool].remaining

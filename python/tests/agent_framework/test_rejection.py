@@ -117,13 +117,15 @@ async def test_the_structured_part_survives_into_the_stored_history_and_from_the
     assert_answered(later.requests[-1])
 
 
-async def test_a_call_that_can_never_be_admitted_says_so(clock: FakeClock) -> None:
-    # The middleware's calls cost one token, so the limiter is asked for what costs more.
-    limiter = Limiter(limits(burst=3), clock=clock)
-    decision = limiter.try_acquire("lookup", cost=4)
-    limiting = ToolRateLimitMiddleware(limiter)
+async def never() -> None:
+    """A tool that must not run."""
+    raise AssertionError
+
+
+async def test_r05_a_call_that_can_never_be_admitted_says_so(clock: FakeClock) -> None:
+    limiting = ToolRateLimitMiddleware(limits(burst=3), cost=lambda _context: 4, clock=clock)
     context = FunctionInvocationContext(function=recorded().tool, arguments={"call": "c1"})
-    await limiting._reject(context, decision)
+    await limiting.process(context, never)
     (content,) = context.result
     assert str(content) == (
         "Rate limit exceeded for tool 'lookup'. "
@@ -388,12 +390,15 @@ def test_an_unknown_form_is_refused(on_rejected: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
-        ((None,), {}, "limits must be a mapping of tool names to ToolRateLimit, got None"),
+        ((None,), {}, "limits must be a mapping of names to ToolRateLimit, got None"),
         (({"lookup": 2},), {}, "limit 'lookup' must be a ToolRateLimit, got 2"),
         (
-            (limits(tool="crm_*"),),
+            (limits(tool="crm_[ab]"),),
             {},
-            "name must be the exact name of a tool, without spaces around it and without *, ? or [, got 'crm_*'",
+            (
+                "name must be a name without spaces around it and without [, ], { or }, "
+                "or a pattern of names with * and ?, got 'crm_[ab]'"
+            ),
         ),
         (
             (limits(),),
@@ -405,8 +410,16 @@ def test_an_unknown_form_is_refused(on_rejected: Any) -> None:
             {"clock": FakeClock()},
             "clock must be given to the Limiter where one is shared, got both",
         ),
+        *(
+            (
+                (limits(),),
+                {name: given},
+                f"{name} must be a callable that takes the context, got {given!r}",
+            )
+            for name, given in [("fields", "tenant"), ("fields", {}), ("cost", 2), ("cost", True)]
+        ),
     ],
-    ids=["none", "number", "pattern", "clock", "both"],
+    ids=["none", "number", "name", "clock", "both", "text", "mapping", "cost", "bool"],
 )
 def test_bad_limits_and_clocks_are_refused(
     arguments: tuple[Any, ...], named: dict[str, Any], message: str
@@ -416,7 +429,7 @@ def test_bad_limits_and_clocks_are_refused(
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize("misspelt", ["on_reject", "fields", "on_rejected_"])
+@pytest.mark.parametrize("misspelt", ["on_reject", "field", "on_rejected_", "costs", "default"])
 def test_a_misspelt_argument_is_a_type_error_that_names_it(misspelt: str) -> None:
     make: Any = ToolRateLimitMiddleware
     with pytest.raises(TypeError, match=misspelt):

@@ -38,9 +38,10 @@ CURRENT = hasattr(agent_framework, "MiddlewareFailure")
 """Whether this is agent-framework-core 1.15 or later."""
 
 
-def point(tool: str, outcome: str) -> str:
-    """A point of the counter, as the program names it: these three attributes, and no other."""
-    return json.dumps({"limit": tool, "outcome": outcome, "tool": tool})
+def point(tool: str, outcome: str, limit: str | None = None) -> str:
+    """A point of the counter, as the program names it: these attributes, and no other."""
+    named = {} if limit is None else {"limit": limit}
+    return json.dumps({**named, "outcome": outcome, "tool": tool})
 
 
 @pytest.mark.parametrize("provider_is_set", ["first", "last"])
@@ -58,13 +59,13 @@ def test_the_counter_of_decisions_is_right_whenever_the_provider_is_set(
     once = {
         point("early", "admitted"): 1,
         point("lookup", "admitted"): 2,
-        point("lookup", "rejected_rate"): 1,
+        point("lookup", "rejected_rate", "lookup"): 1,
     }
-    and_a_dear_one = {**once, point("lookup", "rejected_cost"): 1}
+    and_a_dear_one = {**once, point("lookup", "rejected_cost", "lookup"): 1}
     twice = {
         **and_a_dear_one,
         point("lookup", "admitted"): 4,
-        point("lookup", "rejected_rate"): 2,
+        point("lookup", "rejected_rate", "lookup"): 2,
     }
     assert [step["points"] for step in steps] == [once, and_a_dear_one, and_a_dear_one, twice]
 

@@ -8,12 +8,13 @@
 //! Whoever draws from a known bucket holds its shard for reading; only a new key locks it for
 //! writing. Room is made by dropping full buckets, which is no loss: a key without a bucket is full.
 
+use std::mem;
 use std::ops::Deref;
+use std::sync::PoisonError;
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::{mem, sync};
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -60,8 +61,13 @@ impl Key {
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    shards: Box<[RwLock<Shard>]>,
+    shards: Box<[Locked]>,
 }
+
+/// A shard with its lock, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Locked(RwLock<Shard>);
 
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -132,22 +138,22 @@ impl Table {
 
     fn of(shards: impl Iterator<Item = Shard>) -> Self {
         Self {
-            shards: shards.map(RwLock::new).collect(),
+            shards: shards.map(|shard| Locked(RwLock::new(shard))).collect(),
         }
     }
 
     #[inline]
     pub(crate) fn read(&self, key: Key) -> Result<ReadShard<'_>, Moved> {
-        held(read(&self.shards[key.shard()]))
+        held(self.shards[key.shard()].read())
     }
 
     pub(crate) fn write(&self, key: Key) -> Result<WriteShard<'_>, Moved> {
-        held(write(&self.shards[key.shard()]))
+        held(self.shards[key.shard()].write())
     }
 
     /// How many keys have a bucket.
     pub(crate) fn kept(&self) -> Result<usize, Moved> {
-        let kept = |shard| Ok(held(read(shard))?.0.kept);
+        let kept = |shard: &Locked| Ok(held(shard.read())?.0.kept);
         self.shards.iter().map(kept).sum()
     }
 
@@ -161,7 +167,7 @@ impl Table {
     ) -> (Self, u64) {
         let mut highest = 0;
         let shards = self.shards.iter().map(|shard| {
-            let mut old = write(shard).leave();
+            let mut old = shard.write().leave();
             let now = now();
             old.rebuild(full(now));
             highest = highest.max(mem::take(&mut old.horizon));
@@ -178,12 +184,23 @@ impl Table {
 
     /// Empties the table for good, and says what its highest state was.
     pub(crate) fn clear(&self) -> u64 {
-        let highest = |shard| {
-            let old = write(shard).leave();
+        let highest = |shard: &Locked| {
+            let old = shard.write().leave();
             let states = old.slots.iter().map(Slot::state);
             states.max().unwrap_or(0).max(old.horizon)
         };
         self.shards.iter().map(highest).max().unwrap_or(0)
+    }
+}
+
+impl Locked {
+    #[inline]
+    fn read(&self) -> RwLockReadGuard<'_, Shard> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Shard> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -326,14 +343,6 @@ fn room(slots: usize) -> usize {
 /// The slots for so many keys.
 fn slots_for(keys: usize) -> usize {
     (keys * 5).div_ceil(4)
-}
-
-fn read(shard: &RwLock<Shard>) -> RwLockReadGuard<'_, Shard> {
-    shard.read().unwrap_or_else(sync::PoisonError::into_inner)
-}
-
-fn write(shard: &RwLock<Shard>) -> RwLockWriteGuard<'_, Shard> {
-    shard.write().unwrap_or_else(sync::PoisonError::into_inner)
 }
 
 #[inline]
@@ -539,7 +548,7 @@ mod tests {
         }
         assert_eq!(table.clear(), 199);
         for shard in &table.shards {
-            let shard = read(shard);
+            let shard = shard.read();
             assert!(shard.moved && shard.slots.is_empty());
         }
     }

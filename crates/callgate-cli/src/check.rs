@@ -1,0 +1,229 @@
+//! `callgate check`: what a file of limits really says.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use callgate::{ConfigError, Level, Limit, Limiter, Unit};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::Outcome;
+
+/// A list of names takes a new line after so many characters, so that a table of usual names fits 80.
+const LIST_WIDTH: usize = 34;
+
+/// The name of the default limit, as rejections say it.
+const DEFAULT: &str = "[default]";
+
+/// Check a file of limits, and print the limits in force.
+///
+/// Prints each limit, and the most tokens that one bucket of it admits in any second, minute, hour and
+/// day. With the names of TOOLs, prints which limits hold for each, and warns of limits and patterns that
+/// match none of them.
+///
+/// Exits with 0 if the file is good, and with 1 if it is not.
+#[derive(Args)]
+pub(crate) struct Check {
+    /// The file, in TOML.
+    file: PathBuf,
+    /// The names of tools.
+    #[arg(value_name = "TOOL")]
+    tools: Vec<String>,
+}
+
+impl Check {
+    pub(crate) fn run(&self) -> Outcome {
+        self.report().unwrap_or_else(|error| Outcome {
+            code: 1,
+            err: format!("{error}\n"),
+            ..Outcome::default()
+        })
+    }
+
+    fn report(&self) -> Result<Outcome, ConfigError> {
+        let limiter = Limiter::from_file(&self.file)?;
+        let limits = limiter.snapshot();
+        let mut out = format!(
+            "{}\n\n{}\n\nThe most that one bucket admits in any window of that length, in tokens:\n\n{}\n",
+            heading(
+                &self.file.to_string_lossy(),
+                limits.len(),
+                limiter.is_dry_run()
+            ),
+            limits_table(&limits),
+            most_table(&limits)?,
+        );
+        let mut err = String::new();
+        if !self.tools.is_empty() {
+            let _ = writeln!(out, "\n{}", tools_table(&limiter, &self.tools));
+            err = idle(&limits, &self.tools)?;
+        }
+        Ok(Outcome { code: 0, out, err })
+    }
+}
+
+fn heading(file: &str, limits: usize, dry_run: bool) -> String {
+    let limits = match limits {
+        1 => "1 limit".to_owned(),
+        many => format!("{many} limits"),
+    };
+    let mut heading = format!("{}: {limits}", shown(file));
+    if dry_run {
+        heading.push_str("\ndry_run = true: every call passes; what would be refused is counted");
+    }
+    heading
+}
+
+fn limits_table(limits: &[Level<'_>]) -> String {
+    let mut table = table(["limit", "rate", "burst", "cost", "per", "tools"], &[2, 3]);
+    for Level { name, limit, .. } in limits {
+        let mut per = limit.split_by().to_vec();
+        let tools = if *name == DEFAULT {
+            per.insert(0, "tool".into());
+            "any other".into()
+        } else {
+            limit.shared_by().map_or_else(|| shown(name), listed)
+        };
+        table.add_row([
+            shown(name),
+            rate(limit),
+            grouped(limit.capacity()),
+            grouped(limit.default_cost()),
+            listed(&per),
+            tools,
+        ]);
+    }
+    table.trim_fmt()
+}
+
+fn rate(limit: &Limit) -> String {
+    match (limit.as_quota(), limit.rate()) {
+        (Some((count, unit)), _) => format!("{count}/{} quota", unit.symbol()),
+        (None, Ok(rate)) => rate.to_string(),
+        (None, Err(error)) => error.to_string(),
+    }
+}
+
+fn most_table(limits: &[Level<'_>]) -> Result<String, ConfigError> {
+    let mut table = table(["limit", "second", "minute", "hour", "day"], &[1, 2, 3, 4]);
+    for Level { name, limit, .. } in limits {
+        let mut row = vec![shown(name)];
+        for window in Unit::ALL {
+            row.push(grouped(limit.most_in(window)?));
+        }
+        table.add_row(row);
+    }
+    Ok(table.trim_fmt())
+}
+
+fn tools_table(limiter: &Limiter, tools: &[String]) -> String {
+    let mut table = table(["tool", "limits"], &[]);
+    for tool in tools {
+        let limits = limiter.limits_of(tool);
+        let limits = if limits.is_empty() {
+            "none: not limited".into()
+        } else {
+            listed(&limits)
+        };
+        table.add_row([shown(tool), limits]);
+    }
+    table.trim_fmt()
+}
+
+/// Warns of the limits, and of the patterns in their `tools`, that match none of these tools.
+fn idle(limits: &[Level<'_>], tools: &[String]) -> Result<String, ConfigError> {
+    // A limiter with a limit for each pattern tells which patterns match.
+    let limits = || limits.iter().filter(|level| level.name != DEFAULT);
+    let patterns: HashSet<&str> = limits().flat_map(patterns_of).collect();
+    let probe = patterns.iter().fold(Limiter::builder(), |probe, pattern| {
+        probe.limit(*pattern, Limit::per_second(1))
+    });
+    let probe = probe.build()?;
+    let busy: HashSet<&str> = tools
+        .iter()
+        .flat_map(|tool| probe.limits_of(tool))
+        .collect();
+
+    let mut warnings = String::new();
+    for level in limits() {
+        let patterns = patterns_of(level);
+        let name = shown(level.name);
+        if patterns.iter().all(|pattern| !busy.contains(pattern)) {
+            let _ = writeln!(
+                warnings,
+                "warning: limit '{name}' matches none of these tools"
+            );
+            continue;
+        }
+        for pattern in patterns
+            .into_iter()
+            .filter(|pattern| !busy.contains(pattern))
+        {
+            let pattern = shown(pattern);
+            let _ = writeln!(
+                warnings,
+                "warning: '{pattern}' in the tools of limit '{name}' matches none of these tools"
+            );
+        }
+    }
+    Ok(warnings)
+}
+
+fn patterns_of<'a>(level: &'a Level<'a>) -> Vec<&'a str> {
+    level.limit.shared_by().map_or_else(
+        || vec![level.name],
+        |tools| tools.iter().map(String::as_str).collect(),
+    )
+}
+
+/// A table without lines, with numbers to the right. It is as wide as its names: a broken name cannot be
+/// searched for.
+fn table<const N: usize>(header: [&str; N], numbers: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if numbers.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// Names with commas, on as many lines as a cell needs for them.
+fn listed(names: &[impl AsRef<str>]) -> String {
+    let mut text = String::new();
+    let mut width = 0;
+    for name in names {
+        let name = shown(name.as_ref());
+        let length = name.chars().count() + 2;
+        if width > 0 && width + length > LIST_WIDTH {
+            text.push_str(",\n");
+            width = 0;
+        } else if width > 0 {
+            text.push_str(", ");
+        }
+        text.push_str(&name);
+        width += length;
+    }
+    text
+}
+
+/// A name with no character that a terminal would obey.
+fn shown(name: &str) -> String {
+    name.escape_debug().to_string()
+}
+
+/// A number with its digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,34 @@
+//! What the core warns of, for Python's `logging`: under the name "callgate".
+
+use log::{LevelFilter, Log, Metadata, Record};
+use pyo3::prelude::*;
+
+struct ToPython;
+
+impl Log for ToPython {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        Python::attach(|py| {
+            let logged = py
+                .import("logging")
+                .and_then(|logging| logging.call_method1("getLogger", ("callgate",)))
+                .and_then(|logger| logger.call_method1("warning", (record.args().to_string(),)));
+            if let Err(error) = logged {
+                error.write_unraisable(py, None);
+            }
+        });
+    }
+
+    fn flush(&self) {}
+}
+
+/// Sends the core's warnings to Python.
+pub(crate) fn start() {
+    // Only a second start in one process is refused, and would change nothing.
+    if log::set_logger(&ToPython).is_ok() {
+        log::set_max_level(LevelFilter::Warn);
+    }
+}

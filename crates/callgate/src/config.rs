@@ -1,0 +1,605 @@
+//! Limits from a TOML file.
+//!
+//! ```toml
+//! [limits.lookup_customer]        # a limit's name is its tool, unless `tools` is given
+//! requests_per_second = 2
+//! burst = 2
+//!
+//! [limits.crm]
+//! tools = ["crm_*", "lookup_customer"]
+//! quota = "300/min"
+//! per = ["tenant"]
+//!
+//! [default]                       # each tool that no limit holds for
+//! rate = "10/s"
+//! burst = 10
+//! ```
+//!
+//! [`LimiterBuilder::from_file`] reads it. Nothing in a file is ignored: all that is wrong in it is said at
+//! once, with line, key and what is allowed.
+
+mod report;
+mod schema;
+
+use std::borrow::Cow;
+use std::fs;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::rules::DEFAULT;
+use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
+use report::{Problem, report};
+pub use schema::schema;
+
+/// The largest file that is read: some ten thousand limits. A device never ends.
+const LARGEST: u64 = 1 << 20;
+
+impl LimiterBuilder {
+    /// Starts a limiter with the limits of a TOML [file](crate::config).
+    ///
+    /// ```no_run
+    /// use callgate::LimiterBuilder;
+    ///
+    /// let limiter = LimiterBuilder::from_file("limits.toml")?.build()?;
+    /// # Ok::<(), callgate::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the file cannot be read, is larger than 1 MiB or anything in it is refused.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        let name = path.to_string_lossy();
+        let bytes = read(path).map_err(|why| report(&name, "", vec![Problem::whole(why)]))?;
+        match str::from_utf8(&bytes) {
+            Ok(text) => Self::from_toml(text, &name),
+            Err(error) => {
+                // What comes before the fault stays where it is in the text that is shown.
+                let at = error.valid_up_to();
+                let text = String::from_utf8_lossy(&bytes);
+                Err(report(&name, &text, vec![not_utf8(&bytes, at)]))
+            }
+        }
+    }
+
+    /// Starts a limiter with the limits of such a file's text; `name` is what errors call it.
+    ///
+    /// ```
+    /// use callgate::LimiterBuilder;
+    ///
+    /// let text = "
+    /// [limits.search]
+    /// rate = '300/min'
+    /// brust = 20
+    /// ";
+    /// let refused = LimiterBuilder::from_toml(text, "limits.toml").unwrap_err().to_string();
+    /// assert!(refused.contains("--> limits.toml:4:1"));
+    /// assert!(refused.contains("did you mean `burst`?"));
+    /// ```
+    ///
+    /// # Errors
+    /// When anything in it is refused.
+    pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut reading = Reading {
+            text,
+            problems: Vec::new(),
+        };
+        let builder = reading.file();
+        if reading.problems.is_empty() {
+            Ok(builder)
+        } else {
+            Err(report(name, text, reading.problems))
+        }
+    }
+}
+
+impl Limiter {
+    /// Makes a limiter from a TOML [file](crate::config).
+    ///
+    /// # Errors
+    /// As [`LimiterBuilder::from_file`].
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        LimiterBuilder::from_file(path)?.build()
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)
+        .and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes))
+        .map_err(|error| format!("the file cannot be read: {error}"))?;
+    if bytes.len() as u64 > LARGEST {
+        return Err("the file is larger than 1 MiB".into());
+    }
+    Ok(bytes)
+}
+
+fn not_utf8(bytes: &[u8], at: usize) -> Problem {
+    let label = match bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "this is how UTF-16 starts",
+        _ => "",
+    };
+    Problem::new(
+        "the file is not UTF-8",
+        at..at + '\u{fffd}'.len_utf8(),
+        label,
+    )
+}
+
+/// A key that a limit may have: its name, what it takes, and what it means.
+struct Key {
+    name: &'static str,
+    takes: Takes,
+    means: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    Number,
+    Rate,
+    Quota,
+    Whole,
+    Tools,
+    Fields,
+}
+
+/// The keys of a limit. What is read, the schema and the spelling hints all come from here.
+const KEYS: [Key; 7] = [
+    Key {
+        name: "requests_per_second",
+        takes: Takes::Number,
+        means: "How fast the bucket refills, in tokens a second: from 1 per 366 days to 1,000,000,000.",
+    },
+    Key {
+        name: "rate",
+        takes: Takes::Rate,
+        means: "How fast the bucket refills, as N/s, N/min, N/h or N/day.",
+    },
+    Key {
+        name: "quota",
+        takes: Takes::Quota,
+        means: "Never more than N tokens in any second, minute, hour or day, the burst included: N/s, N/min, N/h or N/day with a whole N of at least 2.",
+    },
+    Key {
+        name: "burst",
+        takes: Takes::Whole,
+        means: "How many tokens the bucket holds. With a quota it may be left out: a tenth of the quota, at least 1.",
+    },
+    Key {
+        name: "cost",
+        takes: Takes::Whole,
+        means: "What a call costs that does not say it, in tokens: 1 unless given, at most the burst.",
+    },
+    Key {
+        name: "tools",
+        takes: Takes::Tools,
+        means: "The tools that share this limit, by name or by a pattern with * and ?. Unless given, the limit's name is its tool.",
+    },
+    Key {
+        name: "per",
+        takes: Takes::Fields,
+        means: "The fields of a call that split this limit: each combination of their values has a bucket of its own. The field 'tool' is the tool's name.",
+    },
+];
+
+/// Keys of the design that this version cannot honour yet.
+const LATER: [&str; 4] = ["max_concurrent", "max_wait", "on_store_error", "store"];
+
+const NOT_YET: &str = "this version of callgate does not support it";
+
+/// The keys at the top of the file.
+const TOP: [&str; 3] = ["default", "dry_run", "limits"];
+
+type Name<'t> = Spanned<Cow<'t, str>>;
+type Value<'t> = Spanned<DeValue<'t>>;
+
+/// Reads one text and collects what is wrong in it.
+struct Reading<'t> {
+    text: &'t str,
+    problems: Vec<Problem>,
+}
+
+/// A key of a limit as the file has it.
+struct Entry<'v> {
+    key: &'static Key,
+    at: Range<usize>,
+    value: &'v Value<'v>,
+}
+
+impl Reading<'_> {
+    fn file(&mut self) -> LimiterBuilder {
+        let mut builder = Limiter::builder();
+        let mut limits_nothing = true;
+        let (document, errors) = DeTable::parse_recoverable(self.text);
+        if !errors.is_empty() {
+            self.problems = not_toml(self.text, &errors);
+            return builder;
+        }
+        for (key, value) in in_order(document.get_ref()) {
+            match (&**key.get_ref(), value.get_ref()) {
+                ("dry_run", DeValue::Boolean(dry_run)) => builder = builder.dry_run(*dry_run),
+                ("dry_run", _) => self.refuse("dry_run", "true or false", value),
+                ("limits", DeValue::Table(limits)) => {
+                    for (name, value) in in_order(limits) {
+                        limits_nothing = false;
+                        if name.get_ref() == DEFAULT {
+                            let why = format!("{DEFAULT} is no name of a limit");
+                            let label = "the default limit is written [default]";
+                            self.problems.push(Problem::new(why, name.span(), label));
+                        } else if let Some(limit) = self.limit(name.get_ref(), name.span(), value) {
+                            builder = builder.limit(name.get_ref().as_ref(), limit);
+                        }
+                    }
+                }
+                ("limits", _) => self.refuse("limits", "tables, each written [limits.NAME]", value),
+                ("default", _) => {
+                    limits_nothing = false;
+                    if let Some(limit) = self.limit(DEFAULT, key.span(), value) {
+                        builder = builder.default_limit(limit);
+                    }
+                }
+                _ => self.problems.push(unknown_on_top(key, value)),
+            }
+        }
+        if limits_nothing && self.problems.is_empty() {
+            let why = "the file would limit nothing: it has no [limits.NAME] and no [default]";
+            self.problems.push(Problem::whole(why));
+        }
+        builder
+    }
+
+    /// Reads a limit; none where anything in it is wrong.
+    fn limit(&mut self, name: &str, header: Range<usize>, value: &Value<'_>) -> Option<Limit> {
+        let before = self.problems.len();
+        let DeValue::Table(table) = value.get_ref() else {
+            let why = format!("limit '{}' must be a table", cut(name));
+            let label = "such as { rate = '10/s', burst = 10 }";
+            self.problems.push(Problem::new(why, value.span(), label));
+            return None;
+        };
+        let mut entries = self.entries(name, table);
+        if self.problems.len() == before {
+            // Only now: what is misspelt above may be what is missing.
+            self.problems.extend(missing(name, &header, &entries));
+        }
+        let limit = loop {
+            match assemble(name, &entries) {
+                Ok(limit) => break limit,
+                Err(error) => {
+                    // All faults are found, not just the first: what was refused is left out next time.
+                    let Some(place) = culprit(&entries, error.field()) else {
+                        let message = error.of_limit(&cut(name)).to_string();
+                        self.problems.push(Problem::new(message, header, ""));
+                        return None;
+                    };
+                    let entry = entries.remove(place);
+                    self.problems.push(self.refused(name, &entry, &error));
+                    if entry.key.name == "burst" {
+                        // A quota would bring another burst along, and the cost be held against it.
+                        entries.retain(|entry| entry.key.takes != Takes::Quota);
+                    }
+                }
+            }
+        };
+        (self.problems.len() == before).then_some(limit)
+    }
+
+    /// The keys that a limit may have, and one way to say its rate; the others are refused.
+    fn entries<'v>(&mut self, name: &str, table: &'v DeTable<'v>) -> Vec<Entry<'v>> {
+        let mut entries: Vec<Entry<'v>> = Vec::new();
+        for (given, value) in in_order(table) {
+            let known = allowed_in(name).find(|key| key.name == given.get_ref());
+            let Some(key) = known else {
+                self.problems.push(unknown_in_limit(name, given, value));
+                continue;
+            };
+            let first = entries.iter().find(|entry| entry.key.is_pace());
+            if let Some(first) = first.filter(|_| key.is_pace()) {
+                let [one, other] = [first.key.name, key.name];
+                let why = format!("limit '{}' has both `{one}` and `{other}`", cut(name));
+                let problem = Problem::new(why, given.span(), "only one of them is allowed");
+                self.problems
+                    .push(problem.beside(first.at.clone(), "the other"));
+                continue;
+            }
+            entries.push(Entry {
+                key,
+                at: given.span(),
+                value,
+            });
+        }
+        entries
+    }
+
+    fn refuse(&mut self, field: &'static str, allowed: &str, value: &Value<'_>) {
+        let error = ConfigError::new(field, allowed, self.shown(value));
+        self.problems
+            .push(Problem::new(error.to_string(), value.span(), ""));
+    }
+
+    /// What is wrong with a key's value, at the value, or in a list at the first wrong name.
+    fn refused(&self, limit: &str, entry: &Entry<'_>, error: &ConfigError) -> Problem {
+        let Entry { key, value, .. } = entry;
+        let in_list = wrong_name(key, value);
+        let (value, error) = match &in_list {
+            Some((value, error)) => (*value, error),
+            None => (*value, error),
+        };
+        let (field, allowed) = match key.takes {
+            Takes::Number => (key.name, format!("a number {}", error.allowed())),
+            // A tenth of a quota is the burst that nobody gave.
+            Takes::Quota if error.field() == "burst" => {
+                ("a tenth of quota", error.allowed().into())
+            }
+            _ => (key.name, error.allowed().to_owned()),
+        };
+        let error = ConfigError::new(field, allowed, self.shown(value)).of_limit(&cut(limit));
+        let quoted = matches!(key.takes, Takes::Number | Takes::Whole) && value.get_ref().is_str();
+        let label = if quoted { "a number has no quotes" } else { "" };
+        Problem::new(error.to_string(), value.span(), label)
+    }
+
+    /// A value as it is written.
+    fn shown(&self, value: &Value<'_>) -> String {
+        let written = self.text.get(value.span()).unwrap_or_default();
+        let line = written.lines().next().unwrap_or_default();
+        let mut shown = shortened(line);
+        if line.len() < written.len() && !shown.ends_with('…') {
+            shown.push('…');
+        }
+        shown
+    }
+}
+
+/// A text cut where it is long.
+fn shortened(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A name from the file: one line, and no character that a terminal would obey.
+fn cut(name: &str) -> String {
+    shortened(name).escape_debug().to_string()
+}
+
+impl Key {
+    /// Whether it says how fast the bucket refills.
+    fn is_pace(&self) -> bool {
+        matches!(self.takes, Takes::Number | Takes::Rate | Takes::Quota)
+    }
+}
+
+/// The keys that a limit of this name may have.
+fn allowed_in(limit: &str) -> impl Iterator<Item = &'static Key> {
+    let default = limit == DEFAULT;
+    KEYS.iter()
+        .filter(move |key| !(default && key.takes == Takes::Tools))
+}
+
+/// A table's entries in the order of the file.
+fn in_order<'v>(table: &'v DeTable<'v>) -> Vec<(&'v Name<'v>, &'v Value<'v>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+/// What a limit lacks.
+fn missing(name: &str, header: &Range<usize>, entries: &[Entry<'_>]) -> Option<Problem> {
+    let has = |key: &str| entries.iter().any(|entry| entry.key.name == key);
+    let Some(pace) = entries.iter().find(|entry| entry.key.is_pace()) else {
+        let why = format!("limit '{}' does not say how much it admits", cut(name));
+        let label = "`rate`, `requests_per_second` or `quota` is missing";
+        return Some(Problem::new(why, header.clone(), label));
+    };
+    if pace.key.takes == Takes::Quota || has("burst") {
+        return None;
+    }
+    let why = format!("limit '{}' has a rate and no burst", cut(name));
+    let problem = Problem::new(why, header.clone(), "`burst` is missing");
+    Some(problem.note("burst is how many tokens the bucket holds: so many calls may come at once"))
+}
+
+/// The limit that these entries make.
+fn assemble(name: &str, entries: &[Entry<'_>]) -> Result<Limit, ConfigError> {
+    let find = |wanted: &str| entries.iter().find(|entry| entry.key.name == wanted);
+    let mut limit = match entries.iter().find(|entry| entry.key.is_pace()) {
+        Some(entry) => pace(entry)?,
+        None => Limit::per_second(1),
+    };
+    if let Some(burst) = find("burst") {
+        limit = limit.burst(whole(burst.value.get_ref()));
+    } else if limit.as_quota().is_none() {
+        // It was refused, or its lack was: nothing else is to be refused for that.
+        limit = limit.burst(MAX_BURST);
+    }
+    if let Some(cost) = find("cost") {
+        limit = limit.cost(whole(cost.value.get_ref()));
+    }
+    for entry in entries {
+        limit = match (entry.key.takes, entry.value.get_ref()) {
+            (Takes::Tools | Takes::Fields, DeValue::Array(values)) => {
+                named(limit, entry.key, values)?
+            }
+            (Takes::Tools | Takes::Fields, _) => return Err(no_names(entry.key)),
+            _ => limit,
+        };
+    }
+    checked(name, limit)
+}
+
+/// The limit, where a limiter takes it.
+fn checked(name: &str, limit: Limit) -> Result<Limit, ConfigError> {
+    limit.check()?;
+    let builder = Limiter::builder();
+    let builder = if name == DEFAULT {
+        builder.default_limit(limit.clone())
+    } else {
+        builder.limit(name, limit.clone())
+    };
+    builder.build().map(|_| limit)
+}
+
+fn pace(entry: &Entry<'_>) -> Result<Limit, ConfigError> {
+    let value = entry.value.get_ref();
+    // What has the wrong type is as far out of range as what is not there.
+    let text = value.as_str().unwrap_or_default();
+    match entry.key.takes {
+        Takes::Rate => text.parse(),
+        Takes::Quota => Limit::parse_quota(text),
+        _ => Ok(match value {
+            DeValue::Float(float) => Limit::per_second(float.as_str().parse().unwrap_or(f64::NAN)),
+            DeValue::Integer(_) => Limit::per_second(whole(value)),
+            _ => Limit::per_second(f64::NAN),
+        }),
+    }
+}
+
+/// A whole number; the largest for one that is larger, 0 for anything else: both are out of range.
+fn whole(value: &DeValue<'_>) -> u64 {
+    let DeValue::Integer(number) = value else {
+        return 0;
+    };
+    let parsed = u64::from_str_radix(number.as_str(), number.radix());
+    parsed.unwrap_or(if number.as_str().starts_with('-') {
+        0
+    } else {
+        u64::MAX
+    })
+}
+
+/// The limit with these names as its tools or fields.
+fn named(limit: Limit, key: &'static Key, values: &[Value<'_>]) -> Result<Limit, ConfigError> {
+    let names = values.iter().map(|value| value.get_ref().as_str());
+    let names: Vec<&str> = names.collect::<Option<_>>().ok_or_else(|| no_names(key))?;
+    Ok(match key.takes {
+        Takes::Tools => limit.tools(names),
+        _ => limit.per(names),
+    })
+}
+
+fn no_names(key: &Key) -> ConfigError {
+    let allowed = match key.takes {
+        Takes::Tools => "a list of names and patterns, such as ['crm_*', 'lookup_customer']",
+        _ => "a list of fields, such as ['tenant', 'tool']",
+    };
+    ConfigError::new(key.name, allowed, "")
+}
+
+/// The first name of a list that is refused, if that is what is wrong with it.
+fn wrong_name<'v>(key: &'static Key, value: &'v Value<'v>) -> Option<(&'v Value<'v>, ConfigError)> {
+    let values = value.get_ref().as_array()?;
+    let try_first = |count: usize| {
+        let limit = named(Limit::per_second(1), key, &values[..count])?;
+        checked("tool", limit)
+    };
+    let counts: Vec<usize> = (1..=values.len()).collect();
+    let good = counts.partition_point(|&count| try_first(count).is_ok());
+    Some((values.get(good)?, try_first(good + 1).err()?))
+}
+
+/// The entry that an error is about.
+fn culprit(entries: &[Entry<'_>], field: &str) -> Option<usize> {
+    let named = entries.iter().position(|entry| entry.key.name == field);
+    // The rate goes by three names, and a quota brings a burst along.
+    let pace = || entries.iter().position(|entry| entry.key.is_pace());
+    match field {
+        "rate" | "quota" | "burst" => named.or_else(pace),
+        _ => named,
+    }
+}
+
+fn not_toml(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut doubled: Option<usize> = None;
+    for error in errors {
+        let at = error.span().unwrap_or(text.len()..text.len());
+        let before = &text[..at.start];
+        let in_header = before
+            .lines()
+            .next_back()
+            .unwrap_or_default()
+            .trim_start()
+            .starts_with('[');
+        let twice = error.message() == "duplicate key";
+        // The keys of a table that is given twice are given twice for that.
+        if twice && doubled.is_some_and(|start| !before[start..].contains("\n[")) {
+            continue;
+        }
+        doubled = (twice && in_header).then_some(at.start);
+        problems.push(match error.message() {
+            _ if twice => {
+                let message = format!("`{}` is given twice", cut(&text[at.clone()]));
+                Problem::new(message, at, "the second is here")
+            }
+            message if message.starts_with("string values") && text[at.clone()].trim().is_empty() => {
+                Problem::new("a key without a value", at, "")
+            }
+            message if in_header => Problem::new(message, at, "").note(
+                "a name with other characters than letters, digits, - and _ has quotes: [limits.\"crm_*\"]",
+            ),
+            message => Problem::new(message, at, ""),
+        });
+    }
+    problems
+}
+
+fn unknown_on_top(key: &Name<'_>, value: &Value<'_>) -> Problem {
+    let name = cut(key.get_ref());
+    let problem = |label: &str| Problem::new(format!("unknown key `{name}`"), key.span(), label);
+    if LATER.contains(&&**key.get_ref()) {
+        return problem(NOT_YET);
+    }
+    if KEYS.iter().any(|limit_key| limit_key.name == key.get_ref()) {
+        return problem("it belongs to a limit, below [limits.NAME] or [default]");
+    }
+    let label = match nearest(key.get_ref(), &TOP) {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None if value.get_ref().is_table() => format!("a limit is written [limits.{name}]"),
+        None => String::new(),
+    };
+    problem(&label).note(format!("allowed here: {}", TOP.join(", ")))
+}
+
+fn unknown_in_limit(limit: &str, key: &Name<'_>, value: &Value<'_>) -> Problem {
+    let [limit_name, name] = [limit, key.get_ref()].map(cut);
+    let problem = |label: &str| {
+        let why = format!("unknown key `{name}` in limit '{limit_name}'");
+        Problem::new(why, key.span(), label)
+    };
+    let given = &**key.get_ref();
+    if LATER.contains(&given) {
+        return problem(NOT_YET);
+    }
+    if TOP.contains(&given) {
+        return problem("it belongs at the top of the file, before the first [table]");
+    }
+    if value.get_ref().is_table() && limit != DEFAULT {
+        let name = format!("[limits.\"{limit_name}.{name}\"]");
+        return problem(&format!("a name with dots has quotes: {name}"));
+    }
+    let in_unit = |unit: &Unit| given.strip_prefix("requests_per_") == Some(unit.name());
+    if let Some(unit) = Unit::ALL.into_iter().find(in_unit) {
+        return problem(&format!("this is written rate = \"N/{}\"", unit.symbol()));
+    }
+    let allowed: Vec<&str> = allowed_in(limit).map(|key| key.name).collect();
+    let label = match nearest(given, &allowed) {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => String::new(),
+    };
+    problem(&label).note(format!("allowed here: {}", allowed.join(", ")))
+}
+
+/// The key that was meant, if one is near enough.
+fn nearest<'k>(given: &str, keys: &[&'k str]) -> Option<&'k str> {
+    let given = given.to_lowercase().replace('-', "_");
+    let distance = |key: &str| strsim::osa_distance(&given, key);
+    let nearest = keys.iter().min_by_key(|key| distance(key))?;
+    (distance(nearest) <= nearest.len() / 3).then_some(nearest)
+}
