@@ -239,6 +239,25 @@ mod several_limits {
     }
 
     #[test]
+    fn a_call_that_the_last_limit_refuses_leaves_the_others_as_they_were() {
+        for (way, count) in [(all as Way, 2), (each, 2), (all, 3), (each, 3)] {
+            every_likely_order(move || {
+                let limits = limits(&vec![1; count]);
+                let started = thread::spawn({
+                    let limits = limits.clone();
+                    move || way(&limits).expect("not moved")
+                });
+                let alone = draw(&limits[count - 1].0, 0, 1);
+                let together = u64::from(started.join().expect("no panic"));
+                assert_eq!(alone + together, 1);
+                for (buckets, _) in &limits[..count - 1] {
+                    assert_eq!(level(buckets), 1 - together);
+                }
+            });
+        }
+    }
+
+    #[test]
     fn calls_under_some_of_three_limits_never_wait_for_each_other() {
         // Two threads, as above.
         for (some, others) in [(0..2, 0..3), (1..3, 0..3), (0..2, 1..3)] {
