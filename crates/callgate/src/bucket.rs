@@ -311,6 +311,7 @@ impl Ratio {
 #[cfg(test)]
 mod tests {
     use num_bigint::BigInt;
+    use num_rational::BigRational;
     use proptest::prelude::*;
 
     use super::*;
@@ -338,6 +339,77 @@ mod tests {
                 let quotient = u64::try_from(product / u128::from(denominator))?;
                 prop_assert_eq!(ratio.floor(number), quotient);
                 prop_assert_eq!(ratio.is_exact(number, quotient), exact);
+            }
+        }
+    }
+
+    /// Buckets of all kinds: units of a nanosecond's refill or much more, whole and not.
+    fn buckets() -> impl Strategy<Value = Bucket> {
+        let rate = prop::sample::select(vec![
+            "1/s",
+            "3/s",
+            "7/h",
+            "59999/min",
+            "1/day",
+            "0.0123456789012345678/s",
+            "1000000000/s",
+        ]);
+        (rate, prop_oneof![1..10_u64, 1..=crate::MAX_BURST]).prop_map(|(rate, burst)| {
+            let limit: Limit = rate.parse().unwrap();
+            Bucket::new(&limit.burst(burst)).unwrap()
+        })
+    }
+
+    /// What a state holds, in tokens.
+    fn level(bucket: &Bucket, state: u64, now: u64) -> BigRational {
+        let (up, down) = match &bucket.refill {
+            Some(refill) => (refill.numerator, refill.denominator),
+            None => (1, 1),
+        };
+        let reached = BigRational::new(BigInt::from(up) * now, down.into());
+        let missing = BigRational::from_integer(state.into()) - reached;
+        let missing = missing.max(BigRational::from_integer(0.into()));
+        BigRational::from_integer(bucket.burst.into()) - missing / BigInt::from(bucket.token.get())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn a_level_is_carried_as_far_as_it_fits_and_rounded_down_by_less_than_three_units(
+            old in buckets(),
+            new in buckets(),
+            now in (any::<u64>(), 1..64_u32).prop_map(|(now, shift)| now >> shift),
+            missing in any::<u64>(),
+        ) {
+            let missing = missing % (old.burst * old.token.get() + 1);
+            let state = old.reached(now).floor() + missing;
+            let carried = new.carry(state, &old, now);
+            let due = level(&old, state, now).min(BigRational::from_integer(new.burst.into()));
+            let got = level(&new, carried, now);
+            prop_assert!(got <= due, "{} from {}", got, due);
+            let unit = |bucket: &Bucket| BigRational::new(1.into(), bucket.token.get().into());
+            let least = &due - unit(&old) - unit(&new) * BigInt::from(2);
+            prop_assert!(got > least, "{} from {}", got, due);
+        }
+
+        #[test]
+        fn a_level_that_is_carried_to_and_fro_never_grows(
+            one in buckets(),
+            other in buckets(),
+            now in (any::<u64>(), 1..64_u32).prop_map(|(now, shift)| now >> shift),
+            missing in any::<u64>(),
+        ) {
+            let mut state = one.reached(now).floor() + missing % (one.burst * one.token.get() + 1);
+            let mut before = level(&one, state, now);
+            for _ in 0..10 {
+                state = one.carry(other.carry(state, &one, now), &other, now);
+                let after = level(&one, state, now);
+                prop_assert!(after <= before, "{} from {}", after, before);
+                before = after;
             }
         }
     }

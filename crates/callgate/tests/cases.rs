@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use callgate::{Call, Decision, Limit, Limiter, MAX_BURST, Reason, Rejection};
+use callgate::{Call, Decision, Limit, Limiter, MAX_BURST, Reason, Rejection, Unit};
 
 const SECOND: Duration = Duration::from_secs(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
@@ -31,6 +31,35 @@ fn refused(limiter: &Limiter, cost: u64, now: Duration) -> Rejection<'_> {
         Decision::Rejected(rejection) => rejection,
         Decision::Admitted(_) => panic!("admitted at {now:?}"),
     }
+}
+
+/// Limiters that all hold calls of "tool" to this limit, which is given in other ways.
+fn in_every_way(limit: &Limit) -> Vec<(&'static str, Limiter)> {
+    let limit = || limit.clone();
+    let wide = || Limit::per_second(1e9).burst(MAX_BURST).tools(["*"]);
+    let ways = [
+        ("by name", Limiter::builder().limit("tool", limit())),
+        ("by pattern", Limiter::builder().limit("t??l", limit())),
+        ("by default", Limiter::builder().default_limit(limit())),
+        (
+            "for each tenant",
+            Limiter::builder().limit("tool", limit().per(["tenant"])),
+        ),
+        (
+            "under a wide one",
+            Limiter::builder()
+                .limit("tool", limit())
+                .limit("all", wide()),
+        ),
+        (
+            "over a wide one",
+            Limiter::builder()
+                .limit("*", wide().per(["user"]))
+                .limit("tool", limit()),
+        ),
+    ];
+    let built = ways.map(|(way, limits)| (way, limits.build().expect("limits in range")));
+    built.into()
 }
 
 /// What a limit is refused with at the load.
@@ -104,6 +133,61 @@ fn r02_a_greedy_caller_gets_the_whole_rate_and_no_more() {
 }
 
 #[test]
+fn r02_a_greedy_caller_gets_the_same_in_whichever_way_a_limit_is_given() {
+    for limit in [
+        Limit::per_minute(700).burst(2),
+        Limit::per_minute(59_999),
+        Limit::quota(700, Unit::Minute),
+        Limit::quota(3, Unit::Second).burst(2),
+    ] {
+        let due = greedy(&limiter(limit.clone()), 20 * SECOND);
+        for (way, limiter) in in_every_way(&limit) {
+            assert_eq!(greedy(&limiter, 20 * SECOND), due, "{limit:?} {way}");
+        }
+    }
+}
+
+#[test]
+fn r01_no_quota_and_no_default_is_unlimited_by_a_zero() {
+    for (limit, message) in [
+        (
+            Limit::quota(0, Unit::Minute),
+            "quota must be at least 2 in a unit of time",
+        ),
+        (
+            Limit::quota(10, Unit::Minute).burst(0),
+            "burst must be a whole number from 1 to 9",
+        ),
+        (
+            Limit::quota(10, Unit::Minute).burst(10),
+            "burst must be a whole number from 1 to 9",
+        ),
+        (Limit::per_second(0), "rate must be from 1 per 366 days"),
+        (
+            Limit::per_second(1).burst(0),
+            "burst must be a whole number from 1 to 4,294,967,295",
+        ),
+        (
+            Limit::per_second(1).cost(0),
+            "cost must be a whole number from 1 to 1",
+        ),
+    ] {
+        let error = refusal(limit.clone());
+        assert!(
+            error.starts_with(&format!("limit 'search': {message}")),
+            "{error}"
+        );
+        let built = Limiter::builder().default_limit(limit).build();
+        let error = built.expect_err("out of range").to_string();
+        assert!(
+            error.starts_with(&format!("limit '[default]': {message}")),
+            "{error}"
+        );
+    }
+    assert!(Limit::parse_quota("0/min").is_ok_and(|limit| limit.check().is_err()));
+}
+
+#[test]
 fn r02_a_rate_above_the_range_is_refused_with_the_range() {
     let message = refusal(Limit::per_second(2e9).burst(2_000_000_000));
     assert!(message.contains("to 1,000,000,000 per second"), "{message}");
@@ -171,6 +255,48 @@ fn r05_a_call_dearer_than_the_bucket_is_told_never_and_takes_nothing() {
     assert_eq!(refused(&limiter, 101, Duration::ZERO).reason, Reason::Cost);
     assert_eq!(refused(&limiter, 100, Duration::ZERO).reason, Reason::Rate);
     assert_eq!(refused(&limiter, 101, Duration::MAX).retry_after, None);
+}
+
+#[test]
+fn r05_never_is_told_in_whichever_way_a_limit_is_given() {
+    for (way, limiter) in in_every_way(&Limit::per_minute(100).burst(100)) {
+        let rejection = refused(&limiter, 200, Duration::ZERO);
+        assert_eq!(
+            (rejection.reason, rejection.retry_after),
+            (Reason::Cost, None),
+            "{way}"
+        );
+        assert!(decide(&limiter, 100, Duration::ZERO).is_admitted(), "{way}");
+        let rejection = refused(&limiter, 200, Duration::ZERO);
+        assert_eq!(rejection.reason, Reason::Cost, "{way}");
+    }
+}
+
+#[test]
+fn r06_every_retry_at_the_told_time_is_admitted_in_whichever_way_a_limit_is_given() {
+    for limit in [
+        Limit::per_second(3),
+        Limit::per_second(7).burst(2),
+        Limit::per_day(1),
+        Limit::quota(17, Unit::Hour).burst(4),
+    ] {
+        for (way, limiter) in in_every_way(&limit) {
+            let mut now = Duration::ZERO;
+            assert!(
+                decide(&limiter, limit.capacity(), now).is_admitted(),
+                "{way}"
+            );
+            for _ in 0..2_000 {
+                let wait = refused(&limiter, 1, now).retry_after.expect("affordable");
+                assert!(wait > Duration::ZERO, "{limit:?} {way}");
+                assert!(
+                    !decide(&limiter, 1, (now + wait).saturating_sub(NANOSECOND)).is_admitted()
+                );
+                now += wait;
+                assert!(decide(&limiter, 1, now).is_admitted(), "{limit:?} {way}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -323,6 +449,36 @@ fn r09_a_clock_that_steps_far_back_mints_nothing_and_blocks_nobody() {
     clock.set(11 * SECOND);
     assert!(limiter.try_acquire(&call).is_admitted());
     assert!(!limiter.try_acquire(&call).is_admitted());
+}
+
+#[test]
+fn r09_a_clock_that_steps_back_mints_nothing_for_a_key() {
+    let clock = Arc::new(FakeClock::default());
+    clock.set(1_000 * SECOND);
+    let read = Arc::clone(&clock);
+    let limiter = Limiter::builder()
+        .limit("tool", Limit::per_second(1).burst(5).per(["tenant"]))
+        .clock(move || read.time())
+        .build()
+        .expect("a limit in range");
+    let tenants: Vec<String> = (0..100).map(|tenant| tenant.to_string()).collect();
+    let take = |calls: usize| {
+        let of_each = |tenant| {
+            let call = Call::new("tool").field("tenant", tenant);
+            (0..calls)
+                .filter(|_| limiter.try_acquire(&call).is_admitted())
+                .count()
+        };
+        tenants
+            .iter()
+            .map(|tenant| of_each(tenant))
+            .collect::<BTreeSet<_>>()
+    };
+    assert_eq!(take(9), BTreeSet::from([5]));
+    clock.set(SECOND);
+    assert_eq!(take(1), BTreeSet::from([0]));
+    clock.set(3 * SECOND);
+    assert_eq!(take(9), BTreeSet::from([2]));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use callgate::{Call, Decision, Limit, Limiter, LimiterBuilder};
@@ -20,9 +20,12 @@ fn without_a_hang(test: impl FnOnce() + Send + 'static) {
         // Nobody hears it after a hang.
         let _ = done.send(());
     });
-    if finished.recv_timeout(Duration::from_secs(120)) == Err(RecvTimeoutError::Timeout) {
-        panic!("the threads wait for each other");
-    }
+    let in_time = finished.recv_timeout(Duration::from_secs(120));
+    assert_ne!(
+        in_time,
+        Err(RecvTimeoutError::Timeout),
+        "the threads wait for each other"
+    );
     run.join().expect("no panic");
 }
 
@@ -33,7 +36,7 @@ fn threads<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
         let threads: Vec<_> = (0..count)
             .map(|thread| scope.spawn(move || run(thread)))
             .collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
+        let joined = threads.into_iter().map(ScopedJoinHandle::join);
         joined.map(|result| result.expect("no panic")).collect()
     })
 }

@@ -182,16 +182,17 @@ mod several_limits {
         each(&limits)
     }
 
-    /// One after the other; gives the first token back where the other limit refuses.
+    /// One after the other; gives the first token back where the next limit refuses.
+    #[expect(clippy::unnecessary_wraps, reason = "it takes the place of others")]
     fn with_undo(limits: &Limits) -> Result<bool, Moved> {
-        let [(second, _), (first, _)] = limits else {
+        let [(next, _), (first, _)] = limits else {
             unreachable!("two limits");
         };
         let before = first.word.load(Ordering::Relaxed);
         if draw(first, 0, 1) == 0 {
             return Ok(false);
         }
-        let admitted = draw(second, 0, 1) == 1;
+        let admitted = draw(next, 0, 1) == 1;
         if !admitted {
             first.word.store(before, Ordering::Relaxed);
         }
@@ -199,19 +200,22 @@ mod several_limits {
     }
 
     /// Looks at all, and then charges all.
+    #[expect(clippy::unnecessary_wraps, reason = "it takes the place of others")]
     fn look_and_charge(limits: &Limits) -> Result<bool, Moved> {
         let admitted = limits.iter().all(|(buckets, _)| level(buckets) > 0);
         if admitted {
-            limits.iter().for_each(|(buckets, _)| {
+            for (buckets, _) in limits {
                 draw(buckets, 0, 1);
-            });
+            }
         }
         Ok(admitted)
     }
 
     /// Two threads draw from both limits, of which the first has a token for one of them, and a third
-    /// draws from the second alone: there is a token for it, too, whatever the refused one did. (It is the
-    /// one that nobody freezes: loom lets two that wait keep a third from going on for ever.)
+    /// draws from the second alone: there is a token for it, too, whatever the refused one did.
+    ///
+    /// The second is the one that is written at once: loom lets two that wait for a frozen word keep a
+    /// third from going on for ever.
     fn model(ways: [Way; 2]) {
         every_likely_order(move || {
             let limits = limits(&[1, 2]);
@@ -235,8 +239,27 @@ mod several_limits {
     }
 
     #[test]
+    fn a_call_that_the_last_limit_refuses_leaves_the_others_as_they_were() {
+        for (way, count) in [(all as Way, 2), (each, 2), (all, 3), (each, 3)] {
+            every_likely_order(move || {
+                let limits = limits(&vec![1; count]);
+                let started = thread::spawn({
+                    let limits = limits.clone();
+                    move || way(&limits).expect("not moved")
+                });
+                let alone = draw(&limits[count - 1].0, 0, 1);
+                let together = u64::from(started.join().expect("no panic"));
+                assert_eq!(alone + together, 1);
+                for (buckets, _) in &limits[..count - 1] {
+                    assert_eq!(level(buckets), 1 - together);
+                }
+            });
+        }
+    }
+
+    #[test]
     fn calls_under_some_of_three_limits_never_wait_for_each_other() {
-        // Two threads: loom lets two that wait keep a third from going on for ever.
+        // Two threads, as above.
         for (some, others) in [(0..2, 0..3), (1..3, 0..3), (0..2, 1..3)] {
             every_likely_order(move || {
                 let limits = limits(&[2, 2, 2]);
@@ -381,7 +404,10 @@ mod keys {
         drop(shard);
         let shard = table.read(key).expect("not moved");
         let word = place.map_or(&buckets.word, |slot| shard.word(slot));
-        let drawn = crate::store::memory::draw(word, reached, price);
+        let seen = settled(word).expect("not moved");
+        let drawn = swap(word, seen, |state| {
+            Bucket::draw(state, reached, price).map(|next| (next, next))
+        });
         drawn.expect("not moved").map_or(0, |_| cost)
     }
 
