@@ -19,19 +19,34 @@ from agent_framework import FunctionMiddleware
 from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
 from middleware import LockMiddleware, Silent, Trivial, execution
 from peers import PEERS, Peer
-from timing import Batch, awaiting, calling, looping, measure, median, minus, ratio, repeating
+from timing import (
+    Batch,
+    awaiting,
+    calling,
+    calling_as,
+    looping,
+    looping_as,
+    measure,
+    median,
+    minus,
+    ratio,
+    repeating,
+)
 
 from callgate import Limiter, ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
 
 TOOLS = [f"tool_number_{number}" for number in range(16)]
 CALLS = TOOLS * 64
+TENANTS = [f"tenant-{number * 389 % 1_000:06}" for number in range(len(CALLS))]
 
 # Never empty while this runs; never refilled.
 OPEN = (1_000_000_000, 1_000_000_000)
 SHUT = (1 / 3600, 1)
 
 HAMMERINGS = 3
+
+OURS = "`ToolRateLimitMiddleware`"
 
 
 async def main() -> None:
@@ -54,18 +69,23 @@ async def print_calls() -> None:
         "floor": "the floor: reads the clock, returns a fresh object of as many fields",
         "admitted": "`limiter.try_acquire(name)`, admitted",
         "rejected": "`limiter.try_acquire(name)`, rejected",
+        "both": "the same under two limits, admitted",
+        "neither": "the same under two limits, rejected",
+        "tenant": "`limiter.try_acquire(name, tenant=tenant)` with a bucket for each of 1,000, admitted",
     }
-    samples = await measure(
-        {
-            "loop": looping(CALLS),
-            "clock": repeating(time.monotonic, len(CALLS)),
-            "floor": calling(floor.try_acquire, CALLS),
-            "admitted": calling(limiter(OPEN).try_acquire, CALLS),
-            "rejected": calling(drained().try_acquire, CALLS),
-        },
-        rounds=2_000,
-    )
-    net = {name: minus(samples[name], samples["loop"]) for name in titles}
+    one = {
+        "clock": repeating(time.monotonic, len(CALLS)),
+        "floor": calling(floor.try_acquire, CALLS),
+        "admitted": calling(limiter(OPEN).try_acquire, CALLS),
+        "rejected": calling(drained().try_acquire, CALLS),
+        "both": calling(limiter(OPEN, in_all=OPEN).try_acquire, CALLS),
+        "neither": calling(drained(in_all=OPEN).try_acquire, CALLS),
+    }
+    tenant = calling_as(limiter(OPEN, per=["tenant"]).try_acquire, CALLS, TENANTS)
+    loops = {"loop": looping(CALLS), "loop_as": looping_as(CALLS, TENANTS)}
+    samples = await measure({**loops, **one, "tenant": tenant}, rounds=1_000)
+    net = {name: minus(samples[name], samples["loop"]) for name in one}
+    net["tenant"] = minus(samples["tenant"], samples["loop_as"])
     part = {name: ratio(net[name], net["floor"]) for name in titles}
     most = {"admitted": 1.5, "rejected": 1.5}
     rows = [
@@ -84,7 +104,10 @@ async def print_middleware() -> None:
         ("only awaits `call_next()`", Trivial()),
         {
             "a bucket under `asyncio.Lock`": LockMiddleware(dict.fromkeys(TOOLS, OPEN)),
-            "`ToolRateLimitMiddleware`": ToolRateLimitMiddleware(limiter(OPEN)),
+            OURS: ToolRateLimitMiddleware(limiter(OPEN)),
+            f"{OURS}, a bucket for each tenant": ToolRateLimitMiddleware(
+                limiter(OPEN, per=["tenant"])
+            ),
         },
         most=0.25,
     )
@@ -95,7 +118,7 @@ async def print_middleware() -> None:
         {
             "a bucket under `asyncio.Lock`, answers with a text": LockMiddleware(shut),
             "the same, answers as callgate does": LockMiddleware(shut, structured=True),
-            "`ToolRateLimitMiddleware` (and its span)": ToolRateLimitMiddleware(drained()),
+            f"{OURS} (and its span)": ToolRateLimitMiddleware(drained()),
         },
     )
 
@@ -116,14 +139,14 @@ async def print_added(
         rounds=1_500,
     )
     added = {name: minus(samples[name], samples[""]) for name in compared}
-    first, *_, last = compared
+    first, *_ = compared
     part = {name: ratio(added[name], added[first]) for name in compared}
     rows = [
         [
             name,
             micro(added[name]),
             f"{part[name]:.2f}",
-            target(part[name], most) if name == last else "",
+            target(part[name], most) if name == OURS else "",
         ]
         for name in compared
     ]
@@ -185,15 +208,24 @@ def exactness(peer: Peer, runs: Sequence[Tally]) -> list[str]:
     ]
 
 
-def limiter(limit: tuple[float, int]) -> Limiter:
-    """A limiter of all tools."""
+def limiter(
+    limit: tuple[float, int],
+    *,
+    in_all: tuple[float, int] | None = None,
+    per: Sequence[str] = (),
+) -> Limiter:
+    """A limiter of all tools: each alone, and `in_all` where that is given."""
     rate, burst = limit
-    return Limiter({tool: ToolRateLimit(rate, burst=burst) for tool in TOOLS})
+    limits = {tool: ToolRateLimit(rate, burst=burst, per=per) for tool in TOOLS}
+    if in_all is not None:
+        rate, burst = in_all
+        limits["in all"] = ToolRateLimit(rate, burst=burst, tools=TOOLS)
+    return Limiter(limits)
 
 
-def drained() -> Limiter:
+def drained(*, in_all: tuple[float, int] | None = None) -> Limiter:
     """A limiter that rejects every tool."""
-    shut = limiter(SHUT)
+    shut = limiter(SHUT, in_all=in_all)
     for tool in TOOLS:
         shut.try_acquire(tool)
     return shut

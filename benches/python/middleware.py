@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any
 
 from agent_framework import Content, FunctionInvocationContext, FunctionMiddleware, FunctionTool
@@ -56,9 +55,19 @@ class LockMiddleware(FunctionMiddleware):
 
 
 def execution(middleware: FunctionMiddleware, tool: str) -> Callable[[], Awaitable[Any]]:
-    """A call of a tool, which does nothing, through the framework's pipeline with this middleware."""
-    context = FunctionInvocationContext(FunctionTool(name=tool, func=lambda: "done"), arguments={})
-    return partial(FunctionMiddlewarePipeline(middleware).execute, context, _done)
+    """A call of a tool, which does nothing, through the framework's pipeline with this middleware.
+
+    Each is a call of its own, and the application runs the agent for a tenant.
+    """
+    function = FunctionTool(name=tool, func=lambda: "done")
+    execute = FunctionMiddlewarePipeline(middleware).execute
+    kwargs = {"tenant": "tenant-004711"}
+
+    def call() -> Awaitable[Any]:
+        context = FunctionInvocationContext(function, arguments={}, kwargs=kwargs)
+        return execute(context, _done)
+
+    return call
 
 
 async def _done(context: FunctionInvocationContext) -> str:

@@ -33,6 +33,18 @@ def calling(call: Callable[[str], object], names: Sequence[str]) -> Batch:
     return batch
 
 
+def calling_as(call: Callable[..., object], names: Sequence[str], tenants: Sequence[str]) -> Batch:
+    """Calls with each of the names in turn, and with a tenant each."""
+
+    async def batch() -> float:
+        start = time.thread_time_ns()
+        for name, tenant in zip(names, tenants, strict=True):
+            call(name, tenant=tenant)
+        return (time.thread_time_ns() - start) / len(names)
+
+    return batch
+
+
 def repeating(call: Callable[[], object], times: int) -> Batch:
     """Calls without arguments."""
 
@@ -63,6 +75,18 @@ def looping(names: Sequence[str]) -> Batch:
     async def batch() -> float:
         start = time.thread_time_ns()
         for _ in names:
+            pass
+        return (time.thread_time_ns() - start) / len(names)
+
+    return batch
+
+
+def looping_as(names: Sequence[str], tenants: Sequence[str]) -> Batch:
+    """The loop of `calling_as`, with nothing in it."""
+
+    async def batch() -> float:
+        start = time.thread_time_ns()
+        for _ in zip(names, tenants, strict=True):
             pass
         return (time.thread_time_ns() - start) / len(names)
 

@@ -38,7 +38,7 @@ impl Trial {
     fn callgate(self) -> u128 {
         let limiter = Limiter::builder().limit("tool", self.rate.limit(2));
         let limiter = limiter.build().expect("a good limit");
-        self.count(|now| peers::wait(limiter.try_acquire_at(&Call::new("tool"), now)))
+        self.count(|now| peers::wait(&limiter.try_acquire_at(&Call::new("tool"), now)))
     }
 
     fn governor(self) -> u128 {

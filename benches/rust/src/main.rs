@@ -5,12 +5,23 @@ mod exact;
 mod measure;
 mod mutex;
 mod peers;
+mod report;
+mod several;
+mod tenants;
 
+use std::alloc::System;
 use std::time::Duration;
 
+use cap::Cap;
 use exact::Trial;
-use measure::{Case, Cost, ROUNDS};
+use measure::{Case, Cost, Figure, ROUNDS};
 use peers::{Rate, Row};
+use report::{Column, ratio, target, worst};
+use tenants::{ARRAY, ARRAYS, CALLGATE, KINDS};
+
+/// Counts what is on the heap: one addition more for each allocation, which is 5 ns or so.
+#[global_allocator]
+static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 
 /// Tokens for as many calls as this program makes.
 const PLENTY: u32 = 4_000_000_000;
@@ -37,8 +48,15 @@ const TRIALS: [Trial; 2] = [
     },
 ];
 
+/// So many tenants are known, for the time of a call; and for the bytes of each, with one number just
+/// after the maps that double have.
+const KNOWN: [u32; 4] = [1_000, 10_000, 100_000, tenants::TENANTS];
+const KEPT: [u32; 4] = [1_000, 100_000, 120_000, tenants::TENANTS];
+const MANY: u32 = 100_000;
+const FEW: u32 = 10_000;
+
 /// The crates compared with, and what to know of them.
-const PEERS: [(&str, &str); 3] = [
+const PEERS: [(&str, &str); 6] = [
     (
         "governor",
         "keeps a rate as whole nanoseconds a token, rounded down: it admits more than most rates \
@@ -55,10 +73,16 @@ const PEERS: [(&str, &str); 3] = [
          `fair(false)` it reads no clock while it has tokens, but two threads can make it refuse all \
          calls for good (udoprog/leaky-bucket#39): so it is not in the table of two threads.",
     ),
+    (
+        "dashmap",
+        "holds a bucket in one `AtomicU64` by a `String`, as do the next two: the simplest sound one.",
+    ),
+    ("papaya", "the same."),
+    (
+        "moka",
+        "the same in an `Arc`, for at most 1,048,576 tenants; it may drop a bucket that is not full.",
+    ),
 ];
-
-/// What each row of a table came to at one limit.
-type Column = Vec<(&'static str, Cost)>;
 
 fn main() {
     println!("# What a decision costs\n");
@@ -70,7 +94,8 @@ fn main() {
     println!(
         "Ratios, each the median of up to {ROUNDS}, are against the monotonic clock \
          (`Instant::elapsed`, in nanoseconds) in the same run. In parentheses: nanoseconds, on this \
-         machine today."
+         machine today. Too noisy is what moved by more than {:.0}% in the meantime.",
+        measure::NOISY * 100.0
     );
 
     println!("\n## Admitted\n");
@@ -79,31 +104,65 @@ fn main() {
     let reject = one_thread(&SLOW, peers::refusing);
     println!("\n## Admitted, by name\n");
     let named = one_thread(&FAST, |rate| peers::by_name(rate, PLENTY));
+    println!("\n## Under several limits, by name: admitted\n");
+    let several = one_thread(&FAST, |rate| several::admitting(rate, PLENTY));
+    println!("\n## Under several limits, by name: rejected, and told when to retry\n");
+    one_thread(&SLOW, |rate| several::refusing(rate, PLENTY));
     println!("\n## Two threads on one bucket, against one of them alone\n");
     let [refused, _] = two_threads();
+    println!("\n## A bucket for each tenant: admitted, in random order of so many\n");
+    let known = known_tenants();
+    println!("\n## A bucket for each tenant: bytes on the heap for each of so many\n");
+    let bytes = bytes();
+    println!("\n## A bucket for each tenant: the first call of each of {MANY}\n");
+    new_tenants();
+    println!("\n## A bucket for each tenant: two threads, against one of them alone\n");
+    two_threads_of_tenants();
     println!("\n## Calls admitted to a caller who comes back when told to, on a simulated clock\n");
     trials();
 
-    let worst = |columns: &[Column], name| {
-        let ratios = columns.iter().map(|column| ratio(column, name));
-        ratios.fold(0.0, f64::max)
-    };
-    let by_name = named.iter();
-    let by_name = by_name.map(|column| ratio(column, peers::NAME) / ratio(column, peers::TOOL));
     println!("\n## Targets, at the worst of the limits above\n");
     println!("| | at most | measured | |\n|---|---|---|---|");
-    target("admit / clock", 1.35, worst(&admit, peers::TOOL));
-    target("reject / clock", 1.35, worst(&reject, peers::TOOL));
+    target("admit / clock", 1.35, worst(&admit, peers::TOOL, None));
+    target("reject / clock", 1.35, worst(&reject, peers::TOOL, None));
     target(
         "by name among 16 / looked up once",
         1.2,
-        by_name.fold(0.0, f64::max),
+        worst(&named, peers::NAME, Some(peers::TOOL)),
+    );
+    target(
+        "under two limits / under one",
+        1.4,
+        worst(&several, several::TWO, Some(several::ONE)),
     );
     target(
         "two threads rejected / one",
         1.5,
         ratio(&refused, peers::TOOL),
     );
+    let place = KNOWN.iter().position(|&tenants| tenants == MANY);
+    let known = &known[place.expect("many among them")];
+    target(
+        &format!("{MANY} tenants, time / the best of the others"),
+        1.0,
+        beside_others(|name| ratio(known, name)),
+    );
+    let place = KEPT.iter().position(|&tenants| tenants == MANY);
+    let bytes = &bytes[place.expect("many among them")];
+    target(
+        &format!("{MANY} tenants, bytes / the best of the others"),
+        1.0,
+        beside_others(|name| {
+            let row = KINDS.iter().position(|kind| kind.name == name);
+            Figure::exact(bytes[row.expect("a kind")])
+        }),
+    );
+}
+
+/// The highest of callgate's quotients with all others.
+fn beside_others(figure: impl Fn(&str) -> Figure) -> Figure {
+    let others = KINDS.iter().filter(|kind| kind.name != CALLGATE);
+    report::highest(others.map(|kind| figure(CALLGATE).over(figure(kind.name))))
 }
 
 /// Measures what a call costs one thread, at each rate, and prints it.
@@ -111,7 +170,7 @@ fn one_thread(rates: &[Rate], rows: impl Fn(Rate) -> Vec<Row>) -> Vec<Column> {
     let (_, clock) = peers::clock();
     let rows: Vec<_> = rates.iter().map(|&rate| rows(rate)).collect();
     let columns = measured(&rows, |cases| measure::against(&clock, cases));
-    print(
+    report::costs(
         &rates.iter().map(Rate::to_string).collect::<Vec<_>>(),
         &columns,
     );
@@ -125,8 +184,74 @@ fn two_threads() -> [Column; 2] {
         rows.retain(|(name, _)| *name != peers::UNFAIR);
     }
     let columns = measured(&rows, measure::two_threads);
-    print(&["rejected", "admitted"].map(str::to_owned), &columns);
+    report::costs(&["rejected", "admitted"].map(str::to_owned), &columns);
     columns.try_into().expect("two columns")
+}
+
+/// Measures what a call of a known tenant costs, and prints it.
+fn known_tenants() -> Vec<Column> {
+    let (_, clock) = peers::clock();
+    let rows = KNOWN.map(|tenants| {
+        let calls = tenants::calls(tenants);
+        let rows = [ARRAYS].into_iter().chain(KINDS);
+        rows.map(|kind| (kind.name, kind.known(tenants, calls)))
+            .collect()
+    });
+    let columns = measured(&rows, |cases| measure::against(&clock, cases));
+    report::costs(&KNOWN.map(|tenants| tenants.to_string()), &columns);
+    let beyond = columns.iter().map(|column| {
+        let [callgate, array] =
+            [CALLGATE, ARRAY].map(|name| report::find(column, name).expect("a row").nanos);
+        Some(format!("({:.1})", callgate - array))
+    });
+    report::row("**callgate** less the array", beyond);
+    columns
+}
+
+/// Counts the bytes that each way to keep buckets takes for a tenant, and prints them.
+fn bytes() -> Vec<[f64; KINDS.len()]> {
+    let columns: Vec<_> = KEPT
+        .iter()
+        .map(|&tenants| {
+            let tenants = tenants::first(tenants);
+            KINDS.map(|kind| kind.bytes(&tenants))
+        })
+        .collect();
+    report::head(&KEPT.map(|tenants| tenants.to_string()));
+    for (index, kind) in KINDS.iter().enumerate() {
+        let cells = columns.iter().map(|column| format!("{:.0}", column[index]));
+        report::row(kind.name, cells.map(Some));
+    }
+    columns
+}
+
+/// Measures what a tenant's first call costs, and prints it.
+fn new_tenants() {
+    let (_, clock) = peers::clock();
+    let tenants = tenants::first(MANY);
+    let costs = measure::together(&clock, &KINDS, MANY, |kind| kind.flood(&tenants));
+    let column = KINDS.iter().map(|kind| kind.name).zip(costs).collect();
+    report::costs(&["admitted".to_owned()], &[column]);
+}
+
+/// Measures what calls of tenants cost when two threads make them, and prints it.
+fn two_threads_of_tenants() {
+    let calls = tenants::calls(FEW);
+    let kinds = || KINDS.iter();
+    let rows = [
+        kinds()
+            .map(|kind| (kind.name, kind.known(FEW, calls)))
+            .collect(),
+        kinds().map(|kind| (kind.name, kind.admitting())).collect(),
+        kinds().map(|kind| (kind.name, kind.refusing())).collect(),
+    ];
+    let columns = measured(&rows, measure::two_threads);
+    let heads = [
+        format!("{FEW} tenants, admitted"),
+        "one tenant, admitted".to_owned(),
+        "one tenant, rejected".to_owned(),
+    ];
+    report::costs(&heads, &columns);
 }
 
 /// Times the rows of all columns in turn.
@@ -140,50 +265,20 @@ fn measured(columns: &[Vec<Row>], time: impl Fn(&[&Case]) -> Vec<Cost>) -> Vec<C
     columns.iter().map(named).collect()
 }
 
-/// Prints a table with the rows of the first column.
-fn print(heads: &[String], columns: &[Column]) {
-    println!("| | {} |", heads.join(" | "));
-    println!("|---{}|", "|---".repeat(heads.len()));
-    for (name, _) in &columns[0] {
-        print!("| {name} |");
-        for column in columns {
-            match find(column, name) {
-                Some(cost) => print!(" {:.2} ({:.1}) |", cost.ratio, cost.nanos),
-                None => print!(" |"),
-            }
-        }
-        println!();
-    }
-}
-
 /// Prints how many calls each crate admits, and how many it should.
 fn trials() {
-    let heads = TRIALS.map(|trial| trial.to_string());
-    println!("| | {} |\n|---|---|---|", heads.join(" | "));
-    let columns = TRIALS.map(Trial::admitted);
-    println!(
-        "| the limit allows | {} | {} |",
-        TRIALS[0].due(),
-        TRIALS[1].due()
-    );
-    for ((name, first), (_, second)) in columns[0].iter().zip(&columns[1]) {
-        println!("| {name} | {first} | {second} |");
+    report::head(&TRIALS.map(|trial| trial.to_string()));
+    let due = TRIALS.iter().map(|trial| trial.due().to_string());
+    report::row("the limit allows", due.map(Some));
+    let [first, second] = TRIALS.map(Trial::admitted);
+    for ((name, first), (_, second)) in first.iter().zip(&second) {
+        report::row(
+            name,
+            [first, second]
+                .map(|admitted| Some(admitted.to_string()))
+                .into_iter(),
+        );
     }
-}
-
-/// Prints whether a target was kept to.
-fn target(what: &str, most: f64, measured: f64) {
-    let verdict = if measured <= most { "ok" } else { "MISSED" };
-    println!("| {what} | {most} | {measured:.3} | {verdict} |");
-}
-
-fn find(column: &Column, name: &str) -> Option<Cost> {
-    let mut rows = column.iter();
-    rows.find(|row| row.0 == name).map(|row| row.1)
-}
-
-fn ratio(column: &Column, name: &str) -> f64 {
-    find(column, name).expect("a row of the table").ratio
 }
 
 /// The version of a package that was built.

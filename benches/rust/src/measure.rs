@@ -25,8 +25,15 @@ const TOGETHER: Duration = Duration::from_micros(300);
 const BATCH: u32 = 100;
 
 /// How often everything is measured, as long as there is time for it.
-pub(crate) const ROUNDS: usize = 1_000;
+pub(crate) const ROUNDS: usize = 500;
 const BUDGET: Duration = Duration::from_secs(15);
+
+/// Into how many parts the rounds are cut to see whether they agree, and how many a part has at least.
+const PARTS: usize = 5;
+const LEAST: usize = 3;
+
+/// A figure is noisy whose parts are further apart than this, as a part of it.
+pub(crate) const NOISY: f64 = 0.1;
 
 /// What a call came to.
 pub(crate) trait Answer {
@@ -73,10 +80,11 @@ impl Answer for Option<Instant> {
 pub(crate) struct Case {
     run: Box<dyn Fn(u32) + Sync>,
     check: Box<dyn Fn() -> bool + Sync>,
+    warm: u32,
 }
 
 impl Case {
-    /// Times `call`, which is given the subject and the number of the call.
+    /// Times `call`, which is given the subject and the number of the call, ever.
     ///
     /// The compiler may assume nothing about the subject and has to produce the answer, a word
     /// or two; all else is compiled as in a user's program.
@@ -87,14 +95,29 @@ impl Case {
         F: Fn(&S, u32) -> A + Sync + Copy + 'static,
     {
         let subject: &'static S = Box::leak(Box::new(subject));
+        let next = AtomicU32::new(0);
         Self {
             run: Box::new(move |calls| {
+                let first = next.fetch_add(calls, Ordering::Relaxed);
                 for number in 0..calls {
-                    black_box(call(black_box(subject), number));
+                    black_box(call(black_box(subject), first.wrapping_add(number)));
                 }
             }),
             check: Box::new(move || call(subject, 0).expected()),
+            warm: 0,
         }
+    }
+
+    /// So many calls are to bring a processor's caches to where they would be without the other cases.
+    pub(crate) fn warmed_by(self, calls: u32) -> Self {
+        Self {
+            warm: calls,
+            ..self
+        }
+    }
+
+    fn warm_up(&self) {
+        (self.run)(self.warm);
     }
 
     /// Whether a call is answered as expected.
@@ -135,18 +158,84 @@ impl Case {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) nanos: f64,
-    pub(crate) ratio: f64,
+    pub(crate) ratio: Figure,
+}
+
+/// A number, and how far it moved while it was taken: as a part of it, NaN where there is too little to tell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figure {
+    pub(crate) value: f64,
+    spread: f64,
+}
+
+impl Figure {
+    /// What was counted and not timed.
+    pub(crate) fn exact(value: f64) -> Self {
+        Self { value, spread: 0.0 }
+    }
+
+    /// The median, and how far the medians of consecutive parts are apart.
+    fn of(values: &[f64]) -> Self {
+        let value = median(values);
+        let part = values.len() / PARTS;
+        let spread = if part < LEAST {
+            f64::NAN
+        } else {
+            let parts = values.chunks_exact(part).map(median);
+            let (low, high) = parts.fold((f64::MAX, 0.0_f64), |(low, high), part| {
+                (low.min(part), high.max(part))
+            });
+            (high - low) / value
+        };
+        Self { value, spread }
+    }
+
+    pub(crate) fn over(self, other: Self) -> Self {
+        Self {
+            value: self.value / other.value,
+            spread: self.spread + other.spread,
+        }
+    }
+
+    /// Whether it says nothing.
+    pub(crate) fn is_noisy(self) -> bool {
+        self.spread.is_nan() || self.spread > NOISY
+    }
 }
 
 /// What each case costs, against the clock.
 pub(crate) fn against(clock: &Case, cases: &[&Case]) -> Vec<Cost> {
-    in_turn(cases, |case| Some((clock.slice(), case.slice())))
+    in_turn(cases, |case| {
+        case.warm_up();
+        Some((clock.slice(), case.slice()))
+    })
+}
+
+/// What each thing costs, one of so many that are done together, against the clock.
+pub(crate) fn together<T>(
+    clock: &Case,
+    things: &[T],
+    times: u32,
+    time: impl Fn(&T) -> Duration,
+) -> Vec<Cost> {
+    in_turn(things, |thing| {
+        Some((clock.slice(), nanos(time(thing)) / f64::from(times)))
+    })
+}
+
+/// How long something takes this thread; a wait for a processor does not count.
+pub(crate) fn timed(what: impl FnOnce()) -> Duration {
+    let (waited, start) = (runnable(), Instant::now());
+    what();
+    let elapsed = start.elapsed();
+    elapsed.saturating_sub(runnable().saturating_sub(waited))
 }
 
 /// What each case costs two threads at once, against one of them alone.
 pub(crate) fn two_threads(cases: &[&Case]) -> Vec<Cost> {
     let arrived = AtomicU32::new(0);
     let together = |case: &Case| {
+        case.warm_up();
         let both = (arrived.fetch_add(1, Ordering::Relaxed) | 1) + 1;
         while arrived.load(Ordering::Relaxed) < both {
             spin_loop();
@@ -161,7 +250,8 @@ pub(crate) fn two_threads(cases: &[&Case]) -> Vec<Cost> {
                 done.send(together(case)).expect("a listener");
             }
         });
-        in_turn(cases, |case| {
+        in_turn(cases, |&case| {
+            case.warm_up();
             let alone = side_by_side([case.stretch()])?;
             send.send(case).expect("a listener");
             let both = [together(case), other.recv().expect("an answer")];
@@ -205,29 +295,34 @@ fn runnable() -> Duration {
     Duration::from_nanos(waited.unwrap_or(0))
 }
 
-/// Takes pairs of times (the base and the case's) from each case in turn, and their medians.
-fn in_turn<'a>(cases: &[&'a Case], time: impl Fn(&'a Case) -> Option<(f64, f64)>) -> Vec<Cost> {
-    let mut pairs = vec![Vec::with_capacity(ROUNDS); cases.len()];
-    for case in cases {
-        case.slice(); // warms up
+/// Takes pairs of times (the base and the subject's) of each subject in turn, and their medians.
+fn in_turn<T>(subjects: &[T], time: impl Fn(&T) -> Option<(f64, f64)>) -> Vec<Cost> {
+    let mut pairs = vec![Vec::with_capacity(ROUNDS); subjects.len()];
+    for subject in subjects {
+        time(subject); // warms up
     }
     let start = Instant::now();
     for _ in 0..ROUNDS {
-        for (case, pairs) in cases.iter().zip(&mut pairs) {
-            pairs.extend(time(case));
+        for (subject, pairs) in subjects.iter().zip(&mut pairs) {
+            pairs.extend(time(subject));
         }
         if start.elapsed() > BUDGET {
             break;
         }
     }
-    let cost = |pairs: &Vec<(f64, f64)>| Cost {
-        nanos: median(pairs.iter().map(|(_, time)| *time).collect()),
-        ratio: median(pairs.iter().map(|(base, time)| time / base).collect()),
+    let cost = |pairs: &Vec<(f64, f64)>| {
+        let times: Vec<_> = pairs.iter().map(|(_, time)| *time).collect();
+        let ratios: Vec<_> = pairs.iter().map(|(base, time)| time / base).collect();
+        Cost {
+            nanos: median(&times),
+            ratio: Figure::of(&ratios),
+        }
     };
     pairs.iter().map(cost).collect()
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

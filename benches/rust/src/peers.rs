@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use callgate::{Call, Decision, Limit, Limiter};
+use callgate::{Call, Decision, Limit, Limiter, LimiterBuilder};
 use governor::clock::{Clock, DefaultClock, MonotonicClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
@@ -137,6 +137,8 @@ pub(crate) type Row = (&'static str, Case);
 
 pub(crate) const TOOL: &str = "**callgate**";
 pub(crate) const NAME: &str = "**callgate**, by name among 16";
+const GLOB: &str = "**callgate**, by a name that a pattern has";
+const DEFAULT: &str = "**callgate**, by a name that only the default has";
 const OTHER_NAME: &str = "**callgate**, by a name without a limit";
 const GOVERNOR: &str = "governor, the same clock";
 const GOVERNOR_QUANTA: &str = "governor, its own clock (quanta)";
@@ -213,7 +215,7 @@ pub(crate) fn refusing(rate: Rate) -> Vec<Row> {
         (
             TOOL,
             Case::new(limiter(&[TOOLS[0]], rate, 1).tool(TOOLS[0]), |tool, _| {
-                wait(tool.try_acquire())
+                wait(&tool.try_acquire())
             }),
         ),
         (
@@ -272,14 +274,12 @@ pub(crate) fn by_name(rate: Rate, burst: u32) -> Vec<Row> {
                     .is_admitted()
             }),
         ),
+        (GLOB, others(builder(&["*_*"], rate, burst))),
         (
-            OTHER_NAME,
-            Case::new(limiter(&TOOLS, rate, burst), |limiter, number| {
-                limiter
-                    .try_acquire(&Call::new(pick(&OTHERS, number)))
-                    .is_admitted()
-            }),
+            DEFAULT,
+            others(builder(&TOOLS, rate, burst).default_limit(rate.limit(burst))),
         ),
+        (OTHER_NAME, others(builder(&TOOLS, rate, burst))),
         (
             GOVERNOR_NAME,
             Case::new(governors, |governors, number| {
@@ -296,11 +296,25 @@ fn one_tool(rate: Rate, burst: u32) -> Case {
     Case::new(tool, |tool, _| tool.try_acquire().is_admitted())
 }
 
+/// Calls of names that are not among its limits'.
+fn others(builder: LimiterBuilder) -> Case {
+    let limiter = builder.build().expect("good limits");
+    Case::new(limiter, |limiter, number| {
+        limiter
+            .try_acquire(&Call::new(pick(&OTHERS, number)))
+            .is_admitted()
+    })
+}
+
 fn limiter(tools: &[&str], rate: Rate, burst: u32) -> &'static Limiter {
-    let builder = tools.iter().fold(Limiter::builder(), |builder, &tool| {
+    let limiter = builder(tools, rate, burst).build();
+    Box::leak(Box::new(limiter.expect("good limits")))
+}
+
+fn builder(tools: &[&str], rate: Rate, burst: u32) -> LimiterBuilder {
+    tools.iter().fold(Limiter::builder(), |builder, &tool| {
         builder.limit(tool, rate.limit(burst))
-    });
-    Box::leak(Box::new(builder.build().expect("good limits")))
+    })
 }
 
 fn pick(names: &[&'static str; 16], number: u32) -> &'static str {
@@ -308,7 +322,7 @@ fn pick(names: &[&'static str; 16], number: u32) -> &'static str {
 }
 
 #[inline]
-pub(crate) fn wait(decision: Decision<'_>) -> Option<Duration> {
+pub(crate) fn wait(decision: &Decision<'_>) -> Option<Duration> {
     match decision {
         Decision::Admitted(_) => None,
         Decision::Rejected(rejection) => rejection.retry_after,
@@ -331,6 +345,6 @@ pub(crate) fn ratelimit_wait<C: ratelimit::Clock>(limiter: &Ratelimiter<C>) -> O
 
 #[expect(clippy::cast_possible_truncation, reason = "as callgate does")]
 #[inline]
-fn nanos(duration: Duration) -> u64 {
+pub(crate) fn nanos(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }

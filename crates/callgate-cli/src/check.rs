@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use callgate::config::File;
-use callgate::{ConfigError, Limit, Limiter, Unit};
+use callgate::{ConfigError, Level, Limit, Limiter, Unit};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -43,17 +42,15 @@ impl Check {
     }
 
     fn report(&self) -> Result<Outcome, ConfigError> {
-        let file = File::read(&self.file)?;
-        let limiter = file.clone().builder().build()?;
-        let limits: Vec<(&str, &Limit)> = file
-            .limits
-            .iter()
-            .map(|(name, limit)| (&**name, limit))
-            .chain(file.default.iter().map(|limit| (DEFAULT, limit)))
-            .collect();
+        let limiter = Limiter::from_file(&self.file)?;
+        let limits = limiter.snapshot();
         let mut out = format!(
             "{}\n\n{}\n\nThe most that one bucket admits in any window of that length, in tokens:\n\n{}\n",
-            heading(&self.file.to_string_lossy(), limits.len(), file.dry_run),
+            heading(
+                &self.file.to_string_lossy(),
+                limits.len(),
+                limiter.is_dry_run()
+            ),
             limits_table(&limits),
             most_table(&limits)?,
         );
@@ -78,11 +75,11 @@ fn heading(file: &str, limits: usize, dry_run: bool) -> String {
     heading
 }
 
-fn limits_table(limits: &[(&str, &Limit)]) -> String {
+fn limits_table(limits: &[Level<'_>]) -> String {
     let mut table = table(["limit", "rate", "burst", "cost", "per", "tools"], &[2, 3]);
-    for &(name, limit) in limits {
+    for Level { name, limit, .. } in limits {
         let mut per = limit.split_by().to_vec();
-        let tools = if name == DEFAULT {
+        let tools = if *name == DEFAULT {
             per.insert(0, "tool".into());
             "any other".into()
         } else {
@@ -108,9 +105,9 @@ fn rate(limit: &Limit) -> String {
     }
 }
 
-fn most_table(limits: &[(&str, &Limit)]) -> Result<String, ConfigError> {
+fn most_table(limits: &[Level<'_>]) -> Result<String, ConfigError> {
     let mut table = table(["limit", "second", "minute", "hour", "day"], &[1, 2, 3, 4]);
-    for &(name, limit) in limits {
+    for Level { name, limit, .. } in limits {
         let mut row = vec![shown(name)];
         for window in Unit::ALL {
             row.push(grouped(limit.most_in(window)?));
@@ -135,12 +132,10 @@ fn tools_table(limiter: &Limiter, tools: &[String]) -> String {
 }
 
 /// Warns of the limits, and of the patterns in their `tools`, that match none of these tools.
-fn idle(limits: &[(&str, &Limit)], tools: &[String]) -> Result<String, ConfigError> {
+fn idle(limits: &[Level<'_>], tools: &[String]) -> Result<String, ConfigError> {
     // A limiter with a limit for each pattern tells which patterns match.
-    let patterns = limits.iter().filter(|(name, _)| *name != DEFAULT);
-    let patterns: HashSet<&str> = patterns
-        .flat_map(|(name, limit)| patterns_of(name, limit))
-        .collect();
+    let limits = || limits.iter().filter(|level| level.name != DEFAULT);
+    let patterns: HashSet<&str> = limits().flat_map(patterns_of).collect();
     let probe = patterns.iter().fold(Limiter::builder(), |probe, pattern| {
         probe.limit(*pattern, Limit::per_second(1))
     });
@@ -151,9 +146,9 @@ fn idle(limits: &[(&str, &Limit)], tools: &[String]) -> Result<String, ConfigErr
         .collect();
 
     let mut warnings = String::new();
-    for &(name, limit) in limits.iter().filter(|(name, _)| *name != DEFAULT) {
-        let patterns = patterns_of(name, limit);
-        let name = shown(name);
+    for level in limits() {
+        let patterns = patterns_of(level);
+        let name = shown(level.name);
         if patterns.iter().all(|pattern| !busy.contains(pattern)) {
             let _ = writeln!(
                 warnings,
@@ -175,9 +170,9 @@ fn idle(limits: &[(&str, &Limit)], tools: &[String]) -> Result<String, ConfigErr
     Ok(warnings)
 }
 
-fn patterns_of<'a>(name: &'a str, limit: &'a Limit) -> Vec<&'a str> {
-    limit.shared_by().map_or_else(
-        || vec![name],
+fn patterns_of<'a>(level: &'a Level<'a>) -> Vec<&'a str> {
+    level.limit.shared_by().map_or_else(
+        || vec![level.name],
         |tools| tools.iter().map(String::as_str).collect(),
     )
 }

@@ -107,6 +107,40 @@ fn a_file_that_cannot_be_read_is_named() {
     }
 }
 
+/// The example is the first block of TOML, and each block of a session shows what the command prints.
+#[test]
+fn the_page_about_the_file_shows_what_the_command_prints() {
+    let page = fs::read_to_string("../../docs/file.md").expect("the page");
+    let blocks = |kind: &str| -> Vec<String> {
+        let opening = format!("\n```{kind}\n");
+        let blocks = page
+            .split(&opening)
+            .skip(1)
+            .filter_map(|block| block.split("\n```").next());
+        blocks.map(str::to_owned).collect()
+    };
+    let misspelt = "[limits.search]\nrate = '300/min'\nbrust = 20\n";
+    let files = [
+        ("limits.toml", &*blocks("toml")[0]),
+        ("misspelt.toml", misspelt),
+    ];
+    let sessions = blocks("console");
+    assert_eq!(sessions.len(), files.len());
+    for ((name, text), session) in files.into_iter().zip(sessions) {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::write(&path, text).expect("a writable folder");
+        let path = path.to_str().expect("UTF-8");
+        let (typed, printed) = session.split_once('\n').expect("a command and its output");
+        let args: Vec<&str> = typed.split(' ').skip(2).collect();
+        let args: Vec<&str> = args
+            .iter()
+            .map(|arg| if *arg == name { path } else { arg })
+            .collect();
+        let (_, out, err) = run(&args);
+        assert_eq!((out + &err).replace(path, name), format!("{printed}\n"));
+    }
+}
+
 #[test]
 fn the_committed_schema_is_current() {
     let (code, out, err) = run(&["schema"]);

@@ -40,6 +40,15 @@ impl Clock {
             Self::Injected { read, mark } => injected_now(read, mark),
         }
     }
+
+    /// The time now; of a clock of the user's the latest that anybody was told, since none of their code
+    /// is to run.
+    pub(crate) fn latest(&self) -> u64 {
+        match self {
+            Self::Monotonic(_) => self.now(),
+            Self::Injected { mark, .. } => mark.lock().elapsed.min(MAX_NANOS),
+        }
+    }
 }
 
 impl fmt::Debug for Clock {

@@ -30,85 +30,13 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::rules::DEFAULT;
 use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
 use report::{Problem, report};
 pub use schema::schema;
 
-/// The largest file that is read. It holds some hundred thousand limits; a device never ends.
-const LARGEST: u64 = 16 << 20;
-
-/// What a file of limits says.
-///
-/// ```
-/// use callgate::Limit;
-/// use callgate::config::File;
-///
-/// let file = File::from_toml("limits.search = { rate = '300/min', burst = 20 }", "limits.toml")?;
-/// assert_eq!(file.limits, [("search".to_owned(), Limit::per_minute(300).burst(20))]);
-/// assert!(file.default.is_none() && !file.dry_run);
-/// # Ok::<(), callgate::ConfigError>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct File {
-    /// The limits with their names, in the file's order.
-    pub limits: Vec<(String, Limit)>,
-    /// The limit of each tool that no other limit holds for.
-    pub default: Option<Limit>,
-    /// Whether every call passes, and is only counted.
-    pub dry_run: bool,
-}
-
-impl File {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// When it cannot be read, is larger than 16 MiB or is refused; the error names the file.
-    pub fn read(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
-        let path = path.as_ref();
-        let name = path.to_string_lossy();
-        let bytes = read(path).map_err(|why| report(&name, "", vec![Problem::whole(why)]))?;
-        match str::from_utf8(&bytes) {
-            Ok(text) => Self::from_toml(text, &name),
-            Err(error) => {
-                // What was read up to the fault stays where it is in the text that is shown.
-                let at = error.valid_up_to();
-                let text = String::from_utf8_lossy(&bytes);
-                Err(report(&name, &text, vec![not_utf8(&bytes, at)]))
-            }
-        }
-    }
-
-    /// Reads a file's text; `name` is what errors call it.
-    ///
-    /// # Errors
-    /// When anything in it is refused.
-    pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let mut reading = Reading {
-            text,
-            problems: Vec::new(),
-        };
-        let file = reading.file();
-        if reading.problems.is_empty() {
-            Ok(file)
-        } else {
-            Err(report(name, text, reading.problems))
-        }
-    }
-
-    /// A builder with these limits.
-    pub fn builder(self) -> LimiterBuilder {
-        let mut builder = Limiter::builder().dry_run(self.dry_run);
-        for (name, limit) in self.limits {
-            builder = builder.limit(name, limit);
-        }
-        match self.default {
-            Some(limit) => builder.default_limit(limit),
-            None => builder,
-        }
-    }
-}
+/// The largest file that is read: some ten thousand limits. A device never ends.
+const LARGEST: u64 = 1 << 20;
 
 impl LimiterBuilder {
     /// Starts a limiter with the limits of a TOML [file](crate::config).
@@ -121,9 +49,20 @@ impl LimiterBuilder {
     /// ```
     ///
     /// # Errors
-    /// When the file cannot be read, is larger than 16 MiB or anything in it is refused.
+    /// When the file cannot be read, is larger than 1 MiB or anything in it is refused.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
-        Ok(File::read(path)?.builder())
+        let path = path.as_ref();
+        let name = path.to_string_lossy();
+        let bytes = read(path).map_err(|why| report(&name, "", vec![Problem::whole(why)]))?;
+        match str::from_utf8(&bytes) {
+            Ok(text) => Self::from_toml(text, &name),
+            Err(error) => {
+                // What comes before the fault stays where it is in the text that is shown.
+                let at = error.valid_up_to();
+                let text = String::from_utf8_lossy(&bytes);
+                Err(report(&name, &text, vec![not_utf8(&bytes, at)]))
+            }
+        }
     }
 
     /// Starts a limiter with the limits of such a file's text; `name` is what errors call it.
@@ -144,7 +83,17 @@ impl LimiterBuilder {
     /// # Errors
     /// When anything in it is refused.
     pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
-        Ok(File::from_toml(text, name)?.builder())
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut reading = Reading {
+            text,
+            problems: Vec::new(),
+        };
+        let builder = reading.file();
+        if reading.problems.is_empty() {
+            Ok(builder)
+        } else {
+            Err(report(name, text, reading.problems))
+        }
     }
 }
 
@@ -164,7 +113,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
         .and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes))
         .map_err(|error| format!("the file cannot be read: {error}"))?;
     if bytes.len() as u64 > LARGEST {
-        return Err("the file is larger than 16 MiB".into());
+        return Err("the file is larger than 1 MiB".into());
     }
     Ok(bytes)
 }
@@ -245,9 +194,6 @@ const NOT_YET: &str = "this version of callgate does not support it";
 /// The keys at the top of the file.
 const TOP: [&str; 3] = ["default", "dry_run", "limits"];
 
-/// What errors call the default limit.
-const DEFAULT: &str = "[default]";
-
 type Name<'t> = Spanned<Cow<'t, str>>;
 type Value<'t> = Spanned<DeValue<'t>>;
 
@@ -265,34 +211,45 @@ struct Entry<'v> {
 }
 
 impl Reading<'_> {
-    fn file(&mut self) -> File {
-        let mut file = File::default();
+    fn file(&mut self) -> LimiterBuilder {
+        let mut builder = Limiter::builder();
+        let mut limits_nothing = true;
         let (document, errors) = DeTable::parse_recoverable(self.text);
         if !errors.is_empty() {
             self.problems = not_toml(self.text, &errors);
-            return file;
+            return builder;
         }
         for (key, value) in in_order(document.get_ref()) {
             match (&**key.get_ref(), value.get_ref()) {
-                ("dry_run", DeValue::Boolean(dry_run)) => file.dry_run = *dry_run,
+                ("dry_run", DeValue::Boolean(dry_run)) => builder = builder.dry_run(*dry_run),
                 ("dry_run", _) => self.refuse("dry_run", "true or false", value),
                 ("limits", DeValue::Table(limits)) => {
                     for (name, value) in in_order(limits) {
-                        if let Some(limit) = self.limit(name.get_ref(), name.span(), value) {
-                            file.limits.push((name.get_ref().to_string(), limit));
+                        limits_nothing = false;
+                        if name.get_ref() == DEFAULT {
+                            let why = format!("{DEFAULT} is no name of a limit");
+                            let label = "the default limit is written [default]";
+                            self.problems.push(Problem::new(why, name.span(), label));
+                        } else if let Some(limit) = self.limit(name.get_ref(), name.span(), value) {
+                            builder = builder.limit(name.get_ref().as_ref(), limit);
                         }
                     }
                 }
                 ("limits", _) => self.refuse("limits", "tables, each written [limits.NAME]", value),
-                ("default", _) => file.default = self.limit(DEFAULT, key.span(), value),
+                ("default", _) => {
+                    limits_nothing = false;
+                    if let Some(limit) = self.limit(DEFAULT, key.span(), value) {
+                        builder = builder.default_limit(limit);
+                    }
+                }
                 _ => self.problems.push(unknown_on_top(key, value)),
             }
         }
-        if self.problems.is_empty() && file.limits.is_empty() && file.default.is_none() {
+        if limits_nothing && self.problems.is_empty() {
             let why = "the file would limit nothing: it has no [limits.NAME] and no [default]";
             self.problems.push(Problem::whole(why));
         }
-        file
+        builder
     }
 
     /// Reads a limit; none where anything in it is wrong.

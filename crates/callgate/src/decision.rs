@@ -1,5 +1,10 @@
 //! A call, and what is decided about it.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a call that is not inlined is copied for each field"
+)]
+
 use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -51,7 +56,7 @@ impl<'a> Call<'a> {
     ///
     /// Any text is a value of its own, the empty one too. The field `tool` is the tool's name,
     /// whatever is set here.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn field(mut self, name: &'a str, value: &'a str) -> Self {
         match self.fields.iter_mut().find(|(known, _)| same(known, name)) {

@@ -134,18 +134,25 @@ impl Limiter {
     /// # Ok::<(), callgate::ConfigError>(())
     /// ```
     pub fn reload(&self, limits: LimiterBuilder) -> Result<(), ConfigError> {
-        self.put_in_force(limits, self.clock.now())
+        self.clock.now();
+        self.put_in_force(limits, &|| self.clock.latest())
     }
 
     /// [`reload`](Self::reload) at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
     ///
+    /// The bound holds where no call before had a later time.
+    ///
     /// # Errors
     /// As for [`reload`](Self::reload).
     pub fn reload_at(&self, limits: LimiterBuilder, elapsed: Duration) -> Result<(), ConfigError> {
-        self.put_in_force(limits, nanos(elapsed))
+        self.put_in_force(limits, &|| nanos(elapsed))
     }
 
-    fn put_in_force(&self, limits: LimiterBuilder, now: u64) -> Result<(), ConfigError> {
+    fn put_in_force(
+        &self,
+        limits: LimiterBuilder,
+        now: &dyn Fn() -> u64,
+    ) -> Result<(), ConfigError> {
         let LimiterBuilder { config, clock } = limits;
         if clock.is_some() {
             let allowed = "given when the limiter is made";
@@ -269,10 +276,9 @@ impl Limiter {
             self.current.keep(rules);
             return self.decide_apart(call, now);
         }
-        if plain {
-            let decided = self.decide_plain(&rules, route, time);
+        if plain && let Some(decision) = self.decide_plain(&rules, route, time) {
             self.current.keep(rules);
-            return decided.unwrap_or_else(|| self.decide_apart(call, now));
+            return decision;
         }
         let decided = self.decide_by(&rules, &route.limits, Some(route.number), call, time);
         self.current.keep(rules);
@@ -296,13 +302,14 @@ impl Limiter {
         }
     }
 
-    /// Decides by limits that nothing splits; not where a bucket has moved, or one of several refuses.
+    /// Decides by limits that nothing splits; not where a bucket has moved, or others
+    /// were faster.
     #[inline(always)]
     fn decide_plain(&self, rules: &Rules, route: &Route, now: u64) -> Option<Decision<'_>> {
         let tool = Some(route.number);
         let [(buckets, price)] = &*route.plain else {
-            let fill = draw_each(&route.plain, now).ok()??;
-            return Some(Decision::Admitted(Permit::new(tool, fill)));
+            let verdict = draw_each(&route.plain, now).ok()??;
+            return Some(self.decision(rules, &route.limits, tool, verdict));
         };
         let reached = buckets.bucket.reached(now);
         let fill = |state| buckets.bucket.fill(reached.missing(state));
@@ -311,6 +318,34 @@ impl Limiter {
             Err(state) => {
                 let wait = buckets.bucket.wait(state, now, *price);
                 self.reject(rules, &route.limits[0], tool, Some(wait), fill(state))
+            }
+        })
+    }
+
+    /// Decides by the one limit of a tool, if the call has a bucket there that has not moved.
+    #[inline]
+    fn decide_one(
+        &self,
+        rules: &Rules,
+        limited: &Limited,
+        tool: Option<Number>,
+        call: &Call<'_>,
+        now: u64,
+    ) -> Option<Decision<'_>> {
+        let price = limited.price(call.given_cost())?;
+        let bucket = &limited.buckets.bucket;
+        let reached = bucket.reached(now);
+        let drawn = match limited.key(&self.secret, call) {
+            None => limited.buckets.draw(reached, price).ok()?,
+            Some(key) => limited.buckets.draw_kept(key, reached, price).ok()??,
+        };
+        let (Ok(state) | Err(state)) = drawn;
+        let fill = bucket.fill(reached.missing(state));
+        Some(match drawn {
+            Ok(_) => Decision::Admitted(Permit::new(tool, fill)),
+            Err(state) => {
+                let wait = bucket.wait(state, now, price);
+                self.reject(rules, limited, tool, Some(wait), fill)
             }
         })
     }
@@ -327,6 +362,11 @@ impl Limiter {
         if limits.is_empty() {
             return Some(Decision::UNRESTRICTED);
         }
+        if let [only] = limits
+            && let Some(decision) = self.decide_one(rules, only, tool, call, now)
+        {
+            return Some(decision);
+        }
         let mut draws = SmallVec::<[Draw<'_>; 4]>::new();
         let mut before: Option<(&Limited, _)> = None;
         for limited in limits {
@@ -342,12 +382,23 @@ impl Limiter {
         for limited in limits {
             self.warn(limited);
         }
-        Some(match verdict {
+        Some(self.decision(rules, limits, tool, verdict))
+    }
+
+    #[inline(always)]
+    fn decision(
+        &self,
+        rules: &Rules,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        verdict: Verdict,
+    ) -> Decision<'_> {
+        match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
                 self.reject(rules, &limits[index], tool, wait, fill)
             }
-        })
+        }
     }
 
     #[inline(always)]
@@ -497,7 +548,7 @@ impl LimiterBuilder {
     /// names tools.
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let names = Numbered::default();
-        let rules = self.config.rules(None, 0, |name| names.number(name))?;
+        let rules = self.config.rules(None, &|| 0, |name| names.number(name))?;
         Ok(Limiter {
             clock: self
                 .clock

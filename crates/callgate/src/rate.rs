@@ -227,7 +227,7 @@ impl FromStr for Rate {
     }
 }
 
-/// A number of tokens, as a decimal: what [`Limit::per_second`] and its siblings take.
+/// A number of tokens, as a decimal: what [`Limit::per_second`](crate::Limit::per_second) and its siblings take.
 ///
 /// A float means its shortest decimal: `0.1` is one tenth, not the binary number beside it.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 //! for them; names that only patterns match are matched once and then remembered, as many as fit into
 //! a cache of fixed size.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -105,16 +105,18 @@ impl Config {
     pub(crate) fn rules(
         &self,
         old: Option<&Rules>,
-        now: u64,
+        now: &dyn Fn() -> u64,
         number: impl Fn(&str) -> Number,
     ) -> Result<Rules, ConfigError> {
         let checked = self.check()?;
+        let before = old.iter().flat_map(|old| &old.limits);
+        let before: HashMap<_, _> = before.map(|limited| (limited.number, limited)).collect();
         let limits: Box<[_]> = checked
             .into_iter()
             .map(|checked| {
                 let number = number(checked.name);
-                let before = old.and_then(|old| old.limits.iter().find(|old| old.number == number));
-                Arc::new(checked.in_force(number, before.map(|old| &**old), now))
+                let before = before.get(&number).map(|old| &***old);
+                Arc::new(checked.in_force(number, before, now))
             })
             .collect();
         Ok(Rules::new(limits, self, number))
@@ -171,7 +173,7 @@ impl<'a> Checked<'a> {
         })
     }
 
-    fn in_force(self, number: Number, old: Option<&Limited>, now: u64) -> Limited {
+    fn in_force(self, number: Number, old: Option<&Limited>, now: &dyn Fn() -> u64) -> Limited {
         let Self {
             bucket,
             tools,
@@ -204,21 +206,29 @@ impl Rules {
     fn new(limits: Box<[Arc<Limited>]>, config: &Config, number: impl Fn(&str) -> Number) -> Self {
         static EDITIONS: AtomicU64 = AtomicU64::new(0);
         let (given, default) = limits.split_at(config.limits.len());
-        let mut seen = HashSet::new();
-        let exact = given.iter().flat_map(|limited| &limited.tools);
-        let exact = exact.filter_map(|tools| match tools {
-            Tools::Named(name) if seen.insert(name) => Some(name),
-            _ => None,
-        });
-        let routes: Box<[_]> = exact
-            .map(|tool| Route::new(tool, number(tool), matching(given, tool)))
+        let patterns: Box<[_]> = given
+            .iter()
+            .filter(|limited| limited.has_pattern())
+            .cloned()
             .collect();
-        let names: Vec<&str> = routes.iter().map(|route| &*route.tool).collect();
-        let patterns = given.iter().filter(|limited| {
-            let mut tools = limited.tools.iter();
-            tools.any(|tools| matches!(tools, Tools::Like(_)))
+        let mut by_name: HashMap<&str, Vec<Arc<Limited>>> = HashMap::new();
+        for limited in given {
+            for tool in limited.names() {
+                by_name.entry(tool).or_default().push(Arc::clone(limited));
+            }
+        }
+        let tools = given.iter().flat_map(|limited| limited.names());
+        let routes = tools.filter_map(|tool| {
+            let limits = by_name.remove(tool)?.into_iter();
+            let like = patterns.iter().filter(|limited| limited.is_like(tool));
+            Some(Route::new(
+                tool,
+                number(tool),
+                in_order(limits.chain(like.cloned())),
+            ))
         });
-        let patterns: Box<[_]> = patterns.cloned().collect();
+        let routes: Box<[_]> = routes.collect();
+        let names: Vec<&str> = routes.iter().map(|route| &*route.tool).collect();
         let remembered = if patterns.is_empty() { 0 } else { REMEMBERED };
         Self {
             edition: EDITIONS.fetch_add(1, Ordering::Relaxed),
@@ -282,7 +292,8 @@ impl Rules {
         {
             return then(limits, None);
         }
-        let limits = matching(&self.patterns, tool);
+        let like = self.patterns.iter().filter(|limited| limited.is_like(tool));
+        let limits = in_order(like.cloned());
         let limits = if limits.is_empty() {
             self.default.clone()
         } else {
@@ -310,12 +321,12 @@ impl Rules {
     }
 }
 
-/// Those that hold for a tool, in the order in which callers freeze.
-fn matching(limits: &[Arc<Limited>], tool: &str) -> Box<[Arc<Limited>]> {
-    let matching = limits.iter().filter(|limited| limited.holds_for(tool));
-    let mut matching: Vec<_> = matching.cloned().collect();
-    matching.sort_by_key(|limited| limited.buckets.order());
-    matching.into()
+/// Limits, each once, in the order in which callers freeze.
+fn in_order(limits: impl Iterator<Item = Arc<Limited>>) -> Box<[Arc<Limited>]> {
+    let mut limits: Vec<_> = limits.collect();
+    limits.sort_by_key(|limited| limited.buckets.order());
+    limits.dedup_by_key(|limited| limited.buckets.order());
+    limits.into()
 }
 
 impl Route {
@@ -335,9 +346,23 @@ impl Route {
 }
 
 impl Limited {
-    fn holds_for(&self, tool: &str) -> bool {
+    /// The tools that it names exactly.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().filter_map(|tools| match tools {
+            Tools::Named(name) => Some(&**name),
+            Tools::Like(_) => None,
+        })
+    }
+
+    fn has_pattern(&self) -> bool {
+        let mut tools = self.tools.iter();
+        tools.any(|tools| matches!(tools, Tools::Like(_)))
+    }
+
+    /// Whether one of its patterns matches.
+    fn is_like(&self, tool: &str) -> bool {
         self.tools.iter().any(|tools| match tools {
-            Tools::Named(name) => **name == *tool,
+            Tools::Named(_) => false,
             Tools::Like(pattern) => pattern.matches(tool),
         })
     }

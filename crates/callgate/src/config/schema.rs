@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{DEFAULT, Key, Takes, allowed_in};
+use super::{Key, Takes, allowed_in};
 use crate::MAX_BURST;
+use crate::rules::DEFAULT;
 
 /// The JSON Schema (draft 2020-12) of a file of limits, for editors and other checkers.
 ///

@@ -11,6 +11,11 @@
 //! When a limit changes, its buckets move: the new ones take over what the old ones hold, and leave a
 //! mark behind that sends callers who still know the old ones to the new.
 
+#![expect(
+    clippy::inline_always,
+    reason = "measured: two limits at less than a third more than one"
+)]
+
 use std::cell::Cell;
 #[cfg(not(loom))]
 use std::hint::spin_loop;
@@ -18,7 +23,7 @@ use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Counter;
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::thread::yield_now;
 use std::time::Duration;
@@ -26,7 +31,7 @@ use std::time::Duration;
 #[cfg(loom)]
 use loom::hint::spin_loop;
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::thread::yield_now;
 
@@ -61,8 +66,13 @@ pub(crate) struct Buckets {
     table: Option<Table>,
     /// Callers freeze in this order.
     order: u64,
-    pooled: AtomicBool,
+    /// Nothing, or one of the two below.
+    pooled: AtomicU8,
 }
+
+/// A key found no place for a bucket of its own; and that was told.
+const POOLED: u8 = 1;
+const TOLD: u8 = 2;
 
 impl Buckets {
     /// Full buckets: one, or one for each key.
@@ -77,7 +87,7 @@ impl Buckets {
             bucket,
             table,
             order: MADE.fetch_add(1, Ordering::Relaxed),
-            pooled: AtomicBool::new(false),
+            pooled: AtomicU8::new(0),
         }
     }
 
@@ -90,12 +100,7 @@ impl Buckets {
     /// else the one that refused it.
     #[inline]
     pub(crate) fn draw(&self, now: Reached<'_>, price: Price) -> Result<Result<u64, u64>, Moved> {
-        let seen = self.word.load(Ordering::Relaxed);
-        let drawn = swap(&self.word, seen, |state| {
-            let next = Bucket::draw(state, now, price)?;
-            Some((next, next))
-        })?;
-        Ok(drawn.map(|(_, next)| next))
+        draw(&self.word, now, price)
     }
 
     /// The whole tokens in the one bucket, and how many keys have a bucket; changes nothing.
@@ -105,9 +110,27 @@ impl Buckets {
         Ok((self.bucket.fill(missing).tokens(), kept))
     }
 
-    /// Whether a key found no place for a bucket of its own since this was last asked.
+    /// Draws from a key's bucket, as [`draw`](Self::draw), where the key has one.
+    #[inline]
+    pub(crate) fn draw_kept(
+        &self,
+        key: Key,
+        now: Reached<'_>,
+        price: Price,
+    ) -> Result<Option<Result<u64, u64>>, Moved> {
+        let Some(table) = &self.table else {
+            return Ok(None);
+        };
+        let shard = table.read(key)?;
+        let slot = shard.find(key);
+        slot.map(|slot| draw(shard.word(slot), now, price))
+            .transpose()
+    }
+
+    /// Whether a key found no place for a bucket of its own; says so only once.
     pub(crate) fn was_pooled(&self) -> bool {
-        self.pooled.load(Ordering::Relaxed) && self.pooled.swap(false, Ordering::Relaxed)
+        self.pooled.load(Ordering::Relaxed) == POOLED
+            && self.pooled.swap(TOLD, Ordering::Relaxed) == POOLED
     }
 
     /// Buckets of the same limit under other numbers, which take over what these hold; these are gone.
@@ -115,13 +138,21 @@ impl Buckets {
     /// A key keeps its tokens, and so does one that has no bucket: it is full, by the old burst. Where
     /// the keys are `new_keys`, nothing tells which of the old buckets they drew from: all of them
     /// start as the emptiest.
-    pub(crate) fn carry(&self, bucket: Bucket, split: bool, new_keys: bool, now: u64) -> Self {
-        let carried = |state| bucket.carry(state, &self.bucket, now);
+    ///
+    /// The clock is read after a state was taken: nobody drew from it at a later time.
+    pub(crate) fn carry(
+        &self,
+        bucket: Bucket,
+        split: bool,
+        new_keys: bool,
+        now: &dyn Fn() -> u64,
+    ) -> Self {
+        let carried = |state, now| bucket.carry(state, &self.bucket, now);
+        let full = |now| self.bucket.reached(now).floor();
         let mut word = self.take();
-        let full = self.bucket.reached(now).floor();
         let table = match &self.table {
             Some(table) if !new_keys => {
-                let (moved, horizon) = table.carry(full, carried);
+                let (moved, horizon) = table.carry(now, full, carried);
                 word = word.max(horizon);
                 Some(moved)
             }
@@ -131,9 +162,11 @@ impl Buckets {
             }
             None => split.then(Table::new),
         };
-        let word = carried(word);
+        let word = carried(word, now());
         let buckets = Self::with_table(bucket, table);
         buckets.word.store(word, Ordering::Relaxed);
+        let pooled = self.pooled.load(Ordering::Relaxed);
+        buckets.pooled.store(pooled, Ordering::Relaxed);
         buckets
     }
 
@@ -162,6 +195,7 @@ impl Buckets {
 }
 
 /// What a decision came to.
+#[derive(Clone, Copy)]
 pub(crate) enum Verdict {
     /// All limits were charged; the tightest of them is this full.
     Admitted(Fill),
@@ -199,47 +233,29 @@ impl<'a> Draw<'a> {
     }
 }
 
-/// Draws from limits that nothing splits, or from none of them: how full the tightest then is, or none
-/// where one refuses. They are in the order that [`Buckets::order`] gives.
-#[inline]
-pub(crate) fn draw_each<'a>(
-    limits: &'a [(Arc<Buckets>, Price)],
+/// Draws from limits that nothing splits, or from none of them; none where others were faster. They are in
+/// the order that [`Buckets::order`] gives.
+#[inline(always)]
+pub(crate) fn draw_each(
+    limits: &[(Arc<Buckets>, Price)],
     now: u64,
-) -> Result<Option<Fill>, Moved> {
-    let charge_of = |(buckets, price): &'a (Arc<Buckets>, Price)| Charge {
-        word: &buckets.word,
-        bucket: &buckets.bucket,
-        reached: buckets.bucket.reached(now),
-        price: *price,
-        state: buckets.word.load(Ordering::Relaxed),
-    };
+) -> Result<Option<Verdict>, Moved> {
     if let [one, other] = limits {
-        let (one, other) = (charge_of(one), charge_of(other));
-        let (Some(one_next), Some(other_next)) = (one.next(one.state), other.next(other.state))
-        else {
-            return Ok(None);
-        };
-        if one.swaps(FROZEN) {
-            if other.swaps(other_next) {
-                one.word.store(one_next, Ordering::Relaxed);
-                let fill =
-                    |charge: &Charge<'_>, state| charge.bucket.fill(charge.reached.missing(state));
-                return Ok(Some(
-                    fill(&one, one_next).tighter(Some(fill(&other, other_next))),
-                ));
-            }
-            one.word.store(one.state, Ordering::Relaxed);
-        }
-        return Ok(None);
+        return Ok(decide_both(
+            &Seen::own(one, now)?,
+            &Seen::own(other, now)?,
+            now,
+        ));
     }
-    let charges: SmallVec<[_; 4]> = limits.iter().map(charge_of).collect();
-    charge(&charges)
+    let seen = limits.iter().map(|limit| Seen::own(limit, now));
+    let seen: SmallVec<[_; 4]> = seen.collect::<Result<_, _>>()?;
+    decide(&seen, now)
 }
 
 /// Draws from all limits of a call, or from none. They are in the order that [`Buckets::order`] gives.
 pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
     loop {
-        if let Some(verdict) = find(draws, 0, None, now)? {
+        if let Some(verdict) = find(draws, None, now)? {
             return Ok(verdict);
         }
     }
@@ -247,189 +263,188 @@ pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
 
 /// A bucket that was found for one of a call's limits, and those found before it.
 struct Found<'a> {
-    draw: &'a Draw<'a>,
-    index: usize,
-    at: At<'a>,
+    seen: Seen<'a>,
     before: Option<&'a Found<'a>>,
 }
 
-#[derive(Clone, Copy)]
-enum At<'a> {
-    Word(&'a AtomicU64),
-    /// Not made yet: the state from which it would start.
-    Start(u64),
-}
-
-/// Finds the buckets from one limit on, holding on to where they are, and then decides.
+/// Finds the buckets of these limits, holding on to where they are, and then decides.
 ///
 /// None where some had to be made first, or others were faster: to be tried again.
 fn find(
     draws: &[Draw<'_>],
-    index: usize,
     before: Option<&Found<'_>>,
     now: u64,
 ) -> Result<Option<Verdict>, Moved> {
-    let Some(draw) = draws.get(index) else {
-        return decide(before, now);
+    let Some((draw, rest)) = draws.split_first() else {
+        let found = iter::successors(before, |found| found.before);
+        let mut seen: SmallVec<[_; 4]> = found.map(|found| found.seen).collect();
+        // They were found last to first.
+        seen.reverse();
+        return decide(&seen, now);
     };
-    let go_on = |at| {
-        let found = Found {
-            draw,
-            index,
-            at,
-            before,
+    let buckets = draw.buckets;
+    let go_on = |word, state| {
+        let seen = Seen {
+            word,
+            bucket: &buckets.bucket,
+            reached: draw.reached,
+            price: draw.price,
+            state,
         };
-        find(draws, index + 1, Some(&found), now)
+        find(rest, Some(&Found { seen, before }), now)
     };
-    let own = &draw.buckets.word;
-    let (Some(key), Some(table)) = (draw.key, &draw.buckets.table) else {
-        return go_on(At::Word(own));
+    let own = settled(&buckets.word)?;
+    let (Some(key), Some(table)) = (draw.key, &buckets.table) else {
+        return go_on(Some(&buckets.word), own);
     };
     if !draw.make.get() {
         let shard = table.read(key)?;
         if let Some(slot) = shard.find(key) {
-            return go_on(At::Word(shard.word(slot)));
+            let word = shard.word(slot);
+            return go_on(Some(word), settled(word)?);
         }
         draw.make.set(true);
-        return go_on(At::Start(shard.start(settled(own)?)));
+        return go_on(None, shard.start(own));
     }
     let mut shard = table.write(key)?;
-    let made = shard.find_or_make(key, settled(own)?, draw.reached.floor());
+    if let Some(slot) = shard.find_or_make(key, settled(&buckets.word)?, draw.reached.floor()) {
+        let word = shard.word(slot);
+        return go_on(Some(word), settled(word)?);
+    }
     // Without a place of its own it draws from the bucket for all of those. Its shard is still held, so
     // that it cannot get one in the meantime, from a state that does not have this charge in it.
-    if let Some(slot) = made {
-        return go_on(At::Word(shard.word(slot)));
+    if buckets.pooled.load(Ordering::Relaxed) == 0 {
+        buckets.pooled.store(POOLED, Ordering::Relaxed);
     }
-    draw.buckets.pooled.store(true, Ordering::Relaxed);
-    go_on(At::Word(own))
+    // A caller with an old reading may be here because its bucket was dropped.
+    let (horizon, own) = (shard.start(0), &buckets.word);
+    let lift = |state| (state < horizon).then_some((horizon, horizon));
+    let (Ok((_, state)) | Err(state)) = swap(own, settled(own)?, lift)?;
+    go_on(Some(own), state)
+}
+
+/// A bucket and the state in which it was seen last.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    /// None where there is no bucket yet: the state is the one from which it would start.
+    word: Option<&'a AtomicU64>,
+    bucket: &'a Bucket,
+    reached: Reached<'a>,
+    /// None where a full bucket holds less.
+    price: Option<Price>,
+    state: u64,
+}
+
+impl<'a> Seen<'a> {
+    /// The one bucket of a limit that nothing splits.
+    #[inline]
+    fn own((buckets, price): &'a (Arc<Buckets>, Price), now: u64) -> Result<Self, Moved> {
+        Ok(Self {
+            word: Some(&buckets.word),
+            bucket: &buckets.bucket,
+            reached: buckets.bucket.reached(now),
+            price: Some(*price),
+            state: settled(&buckets.word)?,
+        })
+    }
+
+    /// The state that follows, if it admits.
+    #[inline]
+    fn next(&self) -> Option<u64> {
+        Bucket::draw(self.state, self.reached, self.price?)
+    }
+
+    #[inline]
+    fn fill(&self, state: u64) -> Fill {
+        self.bucket.fill(self.reached.missing(state))
+    }
 }
 
 /// Decides, where all buckets are found and held.
-fn decide(found: Option<&Found<'_>>, now: u64) -> Result<Option<Verdict>, Moved> {
-    let found = || iter::successors(found, |found| found.before);
-    let mut all_made = true;
-    for found_one in found() {
-        if found_one.next(found_one.at.state()?).is_none() {
-            return refusal(found(), now);
-        }
-        all_made &= matches!(found_one.at, At::Word(_));
+fn decide(seen: &[Seen<'_>], now: u64) -> Result<Option<Verdict>, Moved> {
+    if seen.iter().any(|seen| seen.next().is_none()) {
+        return Ok(refusal(seen, now));
     }
-    if !all_made {
-        return Ok(None);
-    }
-    let mut charges = SmallVec::<[Charge<'_>; 4]>::new();
-    charges.extend(found().filter_map(Found::charge));
-    Ok(charge(&charges)?.map(Verdict::Admitted))
+    Ok(charge(seen)?.map(Verdict::Admitted))
 }
 
-/// Who refuses for the longest, where somebody does. Reads only.
-fn refusal<'a>(
-    found: impl Iterator<Item = &'a Found<'a>>,
-    now: u64,
-) -> Result<Option<Verdict>, Moved> {
+/// [`decide`] for two, as most have who have several: without memory for what is under way.
+#[inline(always)]
+fn decide_both(one: &Seen<'_>, other: &Seen<'_>, now: u64) -> Option<Verdict> {
+    let ((Some(one_next), Some(other_next)), (Some(one_word), Some(other_word))) =
+        ((one.next(), other.next()), (one.word, other.word))
+    else {
+        return refusal(&[*one, *other], now);
+    };
+    let relaxed = Ordering::Relaxed;
+    let frozen = one_word.compare_exchange(one.state, FROZEN, relaxed, relaxed);
+    if frozen.is_err() {
+        return None;
+    }
+    let drawn = other_word.compare_exchange(other.state, other_next, relaxed, relaxed);
+    let state = if drawn.is_ok() { one_next } else { one.state };
+    one_word.store(state, relaxed);
+    let fill = || one.fill(one_next).tighter(Some(other.fill(other_next)));
+    drawn.ok().map(|_| Verdict::Admitted(fill()))
+}
+
+/// Who refuses for the longest, where somebody does.
+#[cold]
+fn refusal(seen: &[Seen<'_>], now: u64) -> Option<Verdict> {
     let mut refused: Option<(usize, Option<Duration>)> = None;
     let mut tightest = None;
     // Never is longer than any time.
     let length = |wait: Option<Duration>| (wait.is_none(), wait);
-    for found in found {
-        let Draw {
-            buckets,
-            reached,
-            price,
-            ..
-        } = found.draw;
-        let (bucket, state) = (&buckets.bucket, found.at.state()?);
-        tightest = Some(bucket.fill(reached.missing(state)).tighter(tightest));
-        if found.next(state).is_some() {
+    for (index, seen) in seen.iter().enumerate() {
+        tightest = Some(seen.fill(seen.state).tighter(tightest));
+        if seen.next().is_some() {
             continue;
         }
-        let wait = price.map(|price| bucket.wait(state, now, price));
+        let wait = seen
+            .price
+            .map(|price| seen.bucket.wait(seen.state, now, price));
         if refused.is_none_or(|(_, longest)| length(wait) > length(longest)) {
-            refused = Some((found.index, wait));
+            refused = Some((index, wait));
         }
     }
-    let refused = refused.zip(tightest);
-    Ok(refused.map(|((index, wait), fill)| Verdict::Refused(index, wait, fill)))
+    let ((index, wait), fill) = refused.zip(tightest)?;
+    Some(Verdict::Refused(index, wait, fill))
 }
 
-impl<'a> Found<'a> {
-    fn next(&self, state: u64) -> Option<u64> {
-        Bucket::draw(state, self.draw.reached, self.draw.price?)
-    }
-
-    fn charge(&'a self) -> Option<Charge<'a>> {
-        match self.at {
-            At::Word(word) => Some(Charge {
-                word,
-                bucket: &self.draw.buckets.bucket,
-                reached: self.draw.reached,
-                price: self.draw.price?,
-                state: word.load(Ordering::Relaxed),
-            }),
-            At::Start(_) => None,
-        }
-    }
-}
-
-impl At<'_> {
-    #[inline]
-    fn state(self) -> Result<u64, Moved> {
-        match self {
-            Self::Word(word) => settled(word),
-            Self::Start(state) => Ok(state),
-        }
-    }
-}
-
-/// What is about to be written to a word.
-struct Charge<'a> {
-    word: &'a AtomicU64,
-    bucket: &'a Bucket,
-    reached: Reached<'a>,
-    price: Price,
-    /// As last seen.
-    state: u64,
-}
-
-impl Charge<'_> {
-    #[inline]
-    fn swaps(&self, for_: u64) -> bool {
-        self.word
-            .compare_exchange(self.state, for_, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
-    }
-
-    #[inline]
-    fn next(&self, state: u64) -> Option<u64> {
-        Bucket::draw(state, self.reached, self.price)
-    }
-}
-
-/// Charges all: or none, where one refuses after all. How full the tightest then is.
-#[inline]
-fn charge(charges: &[Charge<'_>]) -> Result<Option<Fill>, Moved> {
-    let Some((first, rest)) = charges.split_first() else {
+/// Charges all: or none, where one refuses after all or is not made yet. How full the tightest then is.
+fn charge(seen: &[Seen<'_>]) -> Result<Option<Fill>, Moved> {
+    let Some((first, rest)) = seen.split_first() else {
+        return Ok(None);
+    };
+    let (Some(word), Some(price)) = (first.word, first.price) else {
         return Ok(None);
     };
     // Nobody waits for the last one: it is written at once.
     let last = rest.is_empty();
-    let swapped = swap(first.word, first.state, |state| {
-        let next = first.next(state)?;
+    let swapped = swap(word, first.state, |state| {
+        let next = Bucket::draw(state, first.reached, price)?;
         Some((next, if last { next } else { FROZEN }))
     })?;
     let Ok((old, next)) = swapped else {
         return Ok(None);
     };
-    let fill = first.bucket.fill(first.reached.missing(next));
     if last {
-        return Ok(Some(fill));
+        return Ok(Some(first.fill(next)));
     }
     let rest = charge(rest);
     let all = matches!(rest, Ok(Some(_)));
-    first
-        .word
-        .store(if all { next } else { old }, Ordering::Relaxed);
-    Ok(rest?.map(|rest| fill.tighter(Some(rest))))
+    word.store(if all { next } else { old }, Ordering::Relaxed);
+    Ok(rest?.map(|rest| first.fill(next).tighter(Some(rest))))
+}
+
+#[inline]
+fn draw(word: &AtomicU64, now: Reached<'_>, price: Price) -> Result<Result<u64, u64>, Moved> {
+    let seen = word.load(Ordering::Relaxed);
+    let drawn = swap(word, seen, |state| {
+        let next = Bucket::draw(state, now, price)?;
+        Some((next, next))
+    })?;
+    Ok(drawn.map(|(_, next)| next))
 }
 
 /// Swaps a state for what `write` makes of it, first of the one that was seen last: the old state and
@@ -474,3 +489,11 @@ fn settled(word: &AtomicU64) -> Result<u64, Moved> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "tests.rs"]
+mod tests;
+
+#[cfg(all(test, loom))]
+#[path = "loom_tests.rs"]
+mod loom_tests;

@@ -8,12 +8,13 @@
 //! Whoever draws from a known bucket holds its shard for reading; only a new key locks it for
 //! writing. Room is made by dropping full buckets, which is no loss: a key without a bucket is full.
 
+use std::mem;
 use std::ops::Deref;
+use std::sync::PoisonError;
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::{mem, sync};
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -60,8 +61,13 @@ impl Key {
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    shards: Box<[RwLock<Shard>]>,
+    shards: Box<[Locked]>,
 }
+
+/// A shard with its lock, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Locked(RwLock<Shard>);
 
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -124,38 +130,51 @@ impl Table {
         Self::of((0..SHARDS).map(|_| Shard::new(MOST_KEYS)))
     }
 
+    /// A small one: so many keys in each shard.
+    #[cfg(test)]
+    pub(super) fn with_room_for(most: usize) -> Self {
+        Self::of((0..SHARDS).map(|_| Shard::new(most)))
+    }
+
     fn of(shards: impl Iterator<Item = Shard>) -> Self {
         Self {
-            shards: shards.map(RwLock::new).collect(),
+            shards: shards.map(|shard| Locked(RwLock::new(shard))).collect(),
         }
     }
 
     #[inline]
     pub(crate) fn read(&self, key: Key) -> Result<ReadShard<'_>, Moved> {
-        held(read(&self.shards[key.shard()]))
+        held(self.shards[key.shard()].read())
     }
 
     pub(crate) fn write(&self, key: Key) -> Result<WriteShard<'_>, Moved> {
-        held(write(&self.shards[key.shard()]))
+        held(self.shards[key.shard()].write())
     }
 
     /// How many keys have a bucket.
     pub(crate) fn kept(&self) -> Result<usize, Moved> {
-        let kept = |shard| Ok(held(read(shard))?.0.kept);
+        let kept = |shard: &Locked| Ok(held(shard.read())?.0.kept);
         self.shards.iter().map(kept).sum()
     }
 
     /// A table with the same keys and what their states come to now, and the highest state of those
-    /// that have none; this one is empty from then on. Buckets at `full` or below are full.
-    pub(crate) fn carry(&self, full: u64, carried: impl Fn(u64) -> u64) -> (Self, u64) {
+    /// that have none; this one is empty from then on. Buckets at what is `full` then or below are full.
+    pub(crate) fn carry(
+        &self,
+        now: &dyn Fn() -> u64,
+        full: impl Fn(u64) -> u64,
+        carried: impl Fn(u64, u64) -> u64,
+    ) -> (Self, u64) {
         let mut highest = 0;
         let shards = self.shards.iter().map(|shard| {
-            let mut old = write(shard).leave();
-            old.rebuild(full);
+            let mut old = shard.write().leave();
+            let now = now();
+            old.rebuild(full(now));
             highest = highest.max(mem::take(&mut old.horizon));
             for slot in &old.slots {
                 if slot.key != Key::NONE {
-                    slot.word.store(carried(slot.state()), Ordering::Relaxed);
+                    slot.word
+                        .store(carried(slot.state(), now), Ordering::Relaxed);
                 }
             }
             old
@@ -165,12 +184,23 @@ impl Table {
 
     /// Empties the table for good, and says what its highest state was.
     pub(crate) fn clear(&self) -> u64 {
-        let highest = |shard| {
-            let old = write(shard).leave();
+        let highest = |shard: &Locked| {
+            let old = shard.write().leave();
             let states = old.slots.iter().map(Slot::state);
             states.max().unwrap_or(0).max(old.horizon)
         };
         self.shards.iter().map(highest).max().unwrap_or(0)
+    }
+}
+
+impl Locked {
+    #[inline]
+    fn read(&self) -> RwLockReadGuard<'_, Shard> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Shard> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -315,19 +345,216 @@ fn slots_for(keys: usize) -> usize {
     (keys * 5).div_ceil(4)
 }
 
-fn read(shard: &RwLock<Shard>) -> RwLockReadGuard<'_, Shard> {
-    shard.read().unwrap_or_else(sync::PoisonError::into_inner)
-}
-
-fn write(shard: &RwLock<Shard>) -> RwLockWriteGuard<'_, Shard> {
-    shard.write().unwrap_or_else(sync::PoisonError::into_inner)
-}
-
 #[inline]
 fn held<Guard: Deref<Target = Shard>>(guard: Guard) -> Result<Held<Guard>, Moved> {
     if guard.moved {
         Err(Moved)
     } else {
         Ok(Held(guard))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A key whose home is at this part of the slots, of 256; there are several for each.
+    fn key(home: u8, number: u8) -> Key {
+        let number = u64::from(number) + 1;
+        Key([u64::from(home) << 56 | number, number * SHARDS as u64])
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// A caller asks for a key at this time, and draws so much if it has or gets a bucket.
+        Draw {
+            home: u8,
+            number: u8,
+            now: u64,
+            units: u64,
+        },
+        Remove {
+            home: u8,
+            number: u8,
+        },
+        Rebuild {
+            now: u64,
+        },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        // Homes at both ends, so that searches go round; times that go forth and back.
+        let home = || prop_oneof![0..4_u8, 252..=255_u8, any::<u8>()];
+        let step = prop_oneof![
+            12 => (home(), 0..4_u8, 0..100_u64, 1..40_u64)
+                .prop_map(|(home, number, now, units)| Step::Draw { home, number, now, units }),
+            2 => (home(), 0..4_u8).prop_map(|(home, number)| Step::Remove { home, number }),
+            1 => (0..60_u64).prop_map(|now| Step::Rebuild { now }),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    /// A shard beside a map that keeps every key for ever. A state is a time here: up to it, a bucket is
+    /// not full.
+    struct Pair {
+        shard: Shard,
+        model: HashMap<(u64, u64), u64>,
+    }
+
+    impl Pair {
+        fn run(&mut self, step: &Step) {
+            match *step {
+                Step::Draw {
+                    home,
+                    number,
+                    now,
+                    units,
+                } => self.draw(key(home, number), now, units),
+                Step::Remove { home, number } => {
+                    if let Ok(slot) = self.shard.find(key(home, number)) {
+                        self.shard.remove(slot);
+                        self.model.remove(&id(key(home, number)));
+                    }
+                }
+                Step::Rebuild { now } => self.shard.rebuild(now),
+            }
+            self.check(step);
+        }
+
+        fn draw(&mut self, key: Key, now: u64, units: u64) {
+            let before = self.model.get(&id(key)).copied().unwrap_or(0);
+            let known = self.shard.find(key).is_ok();
+            let room = known || self.shard.kept < self.shard.most;
+            let made = if known {
+                true
+            } else {
+                self.shard.make_room(now)
+            };
+            if !made {
+                assert!(!room, "room, and none was made");
+                return;
+            }
+            let start = self.shard.horizon;
+            let slot = self
+                .shard
+                .find(key)
+                .unwrap_or_else(|_| self.shard.insert(key, start));
+            let state = self.shard.slots[slot].state();
+            // Never less than what was drawn, whenever its bucket was dropped: nothing is minted.
+            assert!(state >= before, "{state} for {before}");
+            let next = state.max(now) + units;
+            self.shard.slots[slot].word.store(next, Ordering::Relaxed);
+            self.model.insert(id(key), next);
+        }
+
+        fn check(&self, step: &Step) {
+            let Shard {
+                slots,
+                kept,
+                most,
+                horizon,
+                ..
+            } = &self.shard;
+            let full: Vec<_> = slots.iter().filter(|slot| slot.key != Key::NONE).collect();
+            assert_eq!(full.len(), *kept);
+            assert!(kept <= most && (*kept == 0 || *kept <= room(slots.len())));
+            for slot in full {
+                let found = self.shard.find(slot.key).expect("it is there");
+                assert!(std::ptr::eq(&raw const slots[found], slot), "twice");
+                assert_eq!(self.model.get(&id(slot.key)), Some(&slot.state()));
+            }
+            for (&(high, low), &state) in &self.model {
+                if self.shard.find(Key([high, low])).is_err() {
+                    assert!(state <= *horizon, "dropped above the horizon, by {step:?}");
+                }
+            }
+        }
+    }
+
+    fn id(key: Key) -> (u64, u64) {
+        (key.0[0], key.0[1])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn a_shard_finds_what_a_map_does_and_drops_only_full_buckets(
+            most in 1..24_usize,
+            steps in steps(),
+        ) {
+            let mut pair = Pair { shard: Shard::new(most), model: HashMap::new() };
+            for step in &steps {
+                pair.run(step);
+            }
+        }
+
+        #[test]
+        fn what_is_carried_is_all_that_was_there_and_not_full(
+            states in prop::collection::hash_map(any::<(u8, u8)>(), 1..100_u64, 0..60),
+            full in 0..100_u64,
+        ) {
+            let old = Table::new();
+            for (&(home, number), &state) in &states {
+                let mut shard = old.write(key(home, number)).expect("not moved");
+                prop_assert!(shard.find_or_make(key(home, number), state, 0).is_some());
+            }
+            let (new, highest) = old.carry(&|| full, |full| full, |state, _| 2 * state);
+            prop_assert_eq!(highest, states.values().copied().filter(|&state| state <= full).max().unwrap_or(0));
+            for (&(home, number), &state) in &states {
+                prop_assert!(old.read(key(home, number)).is_err(), "not told that it moved");
+                let shard = new.read(key(home, number)).expect("not moved");
+                let carried = shard.find(key(home, number));
+                let carried = carried.map(|slot| shard.word(slot).load(Ordering::Relaxed));
+                prop_assert_eq!(carried, (state > full).then_some(2 * state));
+            }
+            prop_assert!(old.kept().is_err());
+            prop_assert_eq!(new.kept().expect("not moved"), states.values().filter(|&&state| state > full).count());
+        }
+    }
+
+    #[test]
+    fn a_full_table_makes_room_only_where_a_bucket_is_full() {
+        let table = Table::with_room_for(4);
+        let keys: Vec<_> = (0..5_u64).map(|number| Key([number << 60, 64])).collect();
+        for (number, &key) in keys[..4].iter().enumerate() {
+            let mut shard = table.write(key).expect("not moved");
+            assert!(shard.find_or_make(key, 100 + number as u64, 0).is_some());
+        }
+        let mut shard = table.write(keys[4]).expect("not moved");
+        assert_eq!(shard.find_or_make(keys[4], 0, 99), None);
+        // The first of them is full now.
+        assert!(shard.find_or_make(keys[4], 0, 100).is_some());
+        let left: Vec<_> = keys.iter().map(|&key| shard.find(key).is_some()).collect();
+        assert_eq!(left, [false, true, true, true, true]);
+        // Should it come with an old reading, it draws from no more than was left then.
+        assert_eq!(shard.start(0), 100);
+    }
+
+    #[test]
+    fn a_table_that_was_emptied_keeps_no_memory_and_says_what_was_highest() {
+        let table = Table::new();
+        for number in 0..200 {
+            let key = key(number, number);
+            let mut shard = table.write(key).expect("not moved");
+            assert!(shard.find_or_make(key, number.into(), 0).is_some());
+        }
+        assert_eq!(table.clear(), 199);
+        for shard in &table.shards {
+            let shard = shard.read();
+            assert!(shard.moved && shard.slots.is_empty());
+        }
+    }
+
+    #[test]
+    fn no_key_has_the_mark_of_a_free_slot() {
+        assert_ne!(Key::new(0), Key::NONE);
     }
 }

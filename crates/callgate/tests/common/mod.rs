@@ -84,7 +84,8 @@ fn decimal(text: &str) -> Option<BigRational> {
     Some(BigRational::from_integer(digits) * power)
 }
 
-fn given(limit: Limit, count: &str, unit_seconds: u32, asked: String) -> Given {
+/// A limit that was asked for as `asked`: so much in so many seconds.
+pub(crate) fn given(limit: Limit, count: &str, unit_seconds: u32, asked: String) -> Given {
     let rate = exact_rate(count, unit_seconds).expect("a decimal");
     Given { limit, rate, asked }
 }
