@@ -28,12 +28,12 @@ def main() -> None:
     records = Records()
     logging.getLogger("callgate").addHandler(records)
     limiter = Limiter(
-        {"lookup": ToolRateLimit.parse("1/h", 1, per=["tenant"])}, clock=lambda: 1000.0
+        {"lookup": ToolRateLimit.parse("1/h", 3, per=["tenant"])}, clock=lambda: 1000.0
     )
     ask = limiter.try_acquire
-    blocked = [ask("lookup", tenant="blocked").admitted for _ in range(2)]
+    blocked = [ask("lookup", tenant="blocked").admitted for _ in range(4)]
     admitted = sum(ask("lookup", tenant=tenant).admitted for tenant in range(TENANTS))
-    known = sum(ask("lookup", tenant=tenant).admitted for tenant in range(0, TENANTS, 1000))
+    known = sum(ask("lookup", tenant=tenant, cost=3).admitted for tenant in range(0, TENANTS, 1000))
     blocked.append(ask("lookup", tenant="blocked").admitted)
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) if "VmHWM:" in status else 0
