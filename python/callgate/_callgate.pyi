@@ -318,7 +318,7 @@ class Limiter:
         may stand in it.
 
         Args:
-            path: The file, of at most 16 MiB.
+            path: The file, of at most 1 MiB.
             clock: As in `Limiter`.
 
         Raises:

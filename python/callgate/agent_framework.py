@@ -46,8 +46,9 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
 
     Register it on an agent, on one run or on a chat client. One instance may serve any number of
     agents, threads and event loops at once; all that hold it (or its `Limiter`) share one quota.
-    A tool that no limit holds for is not limited. A limiter that is registered twice on the way to a
-    call (with an agent and with a run, say) charges it once.
+    A tool that no limit holds for is not limited. A limiter that is registered several times on the
+    way to a call (with an agent and with a run, say) charges it once; where middleware in between
+    makes several calls of one, in tasks of their own or one after another, each of them is charged.
 
     A token is spent when a call is admitted, whatever becomes of the call, and nothing is locked
     or held while the tool runs.
@@ -74,15 +75,17 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         """Makes the middleware, and a limiter of its own unless it is given one.
 
         Args:
-            limits: The limit of each tool, by the tool's name, or a limiter to share.
+            limits: The limits by name, as in `Limiter`, or a limiter to share: one that is made with a
+                default, from a file or for a dry run.
             fields: Returns the fields of a call, such as ``{"tenant": "acme"}``; asked where a limit that
                 holds for the tool is split by some. By default each such field is taken from
                 ``context.kwargs``, which are what the application passes to the run for its tools
-                (``function_invocation_kwargs``), and ``session`` is the id of the session. None of it
-                comes from the model. A field that is missing or None falls into the bucket for calls
-                without it.
+                (``function_invocation_kwargs``), and ``session`` is the id of the run's session (a run
+                that is given none has one of its own). None of it comes from the model. A field that is
+                missing or None falls into the bucket for calls without it.
             cost: Returns the cost of a call in tokens, a whole number of at least 1, or None for what the
-                limits say.
+                limits say. Where it or `fields` fails or returns something else, the tool does not run
+                and nothing is spent.
             on_rejected: What becomes of a rejected call. With ``"result"`` the model reads, as the
                 call's result, that the limit was exceeded and when to retry. With ``"raise"`` the
                 run ends with the framework's ``MiddlewareFailure``, whose cause is a

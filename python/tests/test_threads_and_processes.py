@@ -45,6 +45,26 @@ def test_threads_share_what_time_brings_exactly(clock: FakeClock) -> None:
     assert admitted == 5000 + int(250 / 64 * 1000)
 
 
+def test_threads_share_the_bucket_of_each_tenant_exactly(clock: FakeClock) -> None:
+    limits = {
+        "search": ToolRateLimit(1, 7, per=["tenant"]),
+        "all": ToolRateLimit(1, 9000, tools="*"),
+    }
+    limiter = Limiter(limits, clock=clock)
+
+    def ask(_number: int) -> int:
+        tenants = range(1000)
+        return sum(
+            limiter.try_acquire("search", tenant=tenant).admitted
+            for _ in range(5)
+            for tenant in tenants
+        )
+
+    assert hammer(ask) == 7000
+    assert limiter.snapshot()["all"].remaining == 2000
+    assert limiter.snapshot()["search"].buckets == 1000
+
+
 def test_threads_on_the_real_clock_stay_within_the_bound() -> None:
     before = time.monotonic()
     limiter = Limiter({"search": ToolRateLimit(10_000, 50)})
@@ -109,6 +129,37 @@ def test_r19_a_forked_child_answers_at_once_and_counts_apart_from_its_parent() -
     counts = [["admitted", 4], ["rejected_rate", 4]]
     child = {"before": [], "found": left, "counts": counts}
     assert said == {"children": [child] * 20, "parent": left}
+
+
+@fork
+def test_r19_a_forked_child_answers_at_once_though_threads_were_at_the_keys_of_its_limits() -> None:
+    said = json.loads(run_program(PROGRAMS / "fork_keys.py", warnings="ignore"))
+    # A new tenant has its token, one that was known has not; and a reload brings none.
+    child = {"found": [True, False, False, True], "again": [False] * 4}
+    assert said["children"] == [child] * 20
+    assert said["slowest"] < 1
+    assert said["parent"] == [True, False, False, True]
+
+
+def test_r24_beyond_a_million_tenants_new_ones_share_a_bucket_and_one_warning_says_so() -> None:
+    said = json.loads(run_program(PROGRAMS / "pooled.py"))
+    # The keys do not fill the table evenly. All that found no place share one bucket, of three tokens.
+    assert 1_000_000 < said["buckets"] < 1_150_000
+    assert said["admitted"] == said["buckets"] - 1 + 3
+    assert said["known"] == 0
+    assert said["blocked"] == [True, True, True, False, False]
+    assert said["logged"] == [
+        [
+            "callgate",
+            "WARNING",
+            (
+                "limit 'lookup' has a million buckets that are not full: "
+                "calls with other fields share one bucket until there is room"
+            ),
+        ]
+    ]
+    # In KiB: some 40 bytes a key, and twice that while they move.
+    assert said["peak"] < 150_000
 
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=fork)])

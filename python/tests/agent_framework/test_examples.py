@@ -32,3 +32,16 @@ def test_two_agents_in_the_other_example_share_one_quota() -> None:
     assert [line.split()[0] for line in said] == ["sales-1", "sales-2", "support-1", "support-2"]
     assert sum("active since" in line for line in said) == 2
     assert sum("Rate limit exceeded for tool 'lookup_customer'" in line for line in said) == 2
+
+
+def test_tenants_of_one_agent_have_a_quota_each_and_a_reload_gives_nobody_anything() -> None:
+    said = run_program(EXAMPLES / "tenants.py").splitlines()
+    shown = [
+        (line.split()[0], re.findall(r"limit: (\w+)", line)) for line in said if line[0] == " "
+    ]
+    assert shown == [
+        *(("acme", []), ("acme", []), ("acme", ["lookup_customer"])),
+        *(("umbrella", []), ("umbrella", []), ("umbrella", ["lookup_customer"])),
+        *[("acme", ["lookup_customer"])] * 3,
+        *(("initech", []), ("initech", ["crm"]), ("initech", ["crm"])),
+    ]

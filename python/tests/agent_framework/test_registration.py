@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from agent_framework import (
 from agent_framework._middleware import FunctionMiddlewarePipeline
 
 from callgate import Decision, Limiter, ToolRateLimit
+from callgate._callgate import decision_counts
 from callgate.agent_framework import ToolRateLimitMiddleware
 from tests.agent_framework.scripted import (
     OfflineChatClient,
@@ -271,6 +274,198 @@ async def test_middlewares_from_one_mapping_have_quotas_of_their_own(clock: Fake
         limiter = ToolRateLimitMiddleware(limit, clock=clock)
         await run(agent_of(client, lookup, middleware=[limiter]))
     assert lookup.started == ["a1", "b1"]
+
+
+# --- registered more than once -------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize("shared", ["instance", "limiter"])
+@pytest.mark.parametrize(
+    "places", [("agent", "run"), ("agent", "client"), ("run", "client"), ("agent", "run", "client")]
+)
+async def test_r37_a_limiter_that_is_registered_in_several_places_charges_a_call_once(
+    places: tuple[str, ...], shared: str, clock: FakeClock, *, stream: bool
+) -> None:
+    limiter = Limiter(limits(burst=4), clock=clock)
+    instance = ToolRateLimitMiddleware(limiter)
+
+    def here(place: str) -> list[ToolRateLimitMiddleware]:
+        if place not in places:
+            return []
+        return [instance if shared == "instance" else ToolRateLimitMiddleware(limiter)]
+
+    lookup = recorded()
+    client = OfflineChatClient(
+        calls("lookup", 2), "done", calls("lookup", 3, "d"), "done", middleware=here("client")
+    )
+    agent = agent_of(client, lookup, middleware=here("agent"))
+    for _ in range(2):
+        response = await run(agent, stream=stream, middleware=here("run"))
+        assert response.text == "done"
+    assert lookup.started == ["c1", "c2", "d1", "d2"]
+    assert set(rejections(last_results(client))) == {"d3"}
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+async def test_r37_the_same_instance_several_times_in_one_list_charges_a_call_once(
+    times: int, clock: FakeClock
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(burst=3), clock=clock)
+    lookup = recorded()
+    client = OfflineChatClient(calls("lookup", 4), "done")
+    await run(agent_of(client, lookup, middleware=[limiter] * times))
+    assert lookup.started == ["c1", "c2", "c3"]
+    assert set(rejections(last_results(client))) == {"c4"}
+
+
+async def test_limiters_that_are_not_the_same_both_charge_however_they_are_nested(
+    clock: FakeClock,
+) -> None:
+    one, other = (ToolRateLimitMiddleware(limits(burst=9), clock=clock) for _ in range(2))
+    lookup = recorded()
+    client = OfflineChatClient(calls("lookup", 3), "done")
+    await run(agent_of(client, lookup, middleware=[one, other, one, other]))
+    assert len(lookup.started) == 3
+    assert (remaining(one), remaining(other)) == (6, 6)
+
+
+async def test_r37_a_dry_run_that_is_registered_twice_says_so_once(clock: FakeClock) -> None:
+    name = "refused in a dry run"
+    limiter = Limiter(limits(burst=1, tool=name), dry_run=True, clock=clock)
+    twice = [ToolRateLimitMiddleware(limiter), ToolRateLimitMiddleware(limiter)]
+    lookup = recorded(name)
+    await run(agent_of(OfflineChatClient(calls(name, 3), "done"), lookup, middleware=twice))
+    assert len(lookup.started) == 3
+    counted = {outcome: count for tool, _, outcome, count in decision_counts() if tool == name}
+    assert counted == {"admitted": 1, "would_reject_rate": 2}
+
+
+def retrying(attempts: int) -> Any:
+    """Middleware that goes on so many times, one after another."""
+
+    @function_middleware
+    async def middleware(context: FunctionInvocationContext, call_next: Any) -> None:
+        for _ in range(attempts):
+            await call_next()
+
+    return middleware
+
+
+def hedging(attempts: int) -> Any:
+    """Middleware that goes on so many times at once."""
+
+    @function_middleware
+    async def middleware(context: FunctionInvocationContext, call_next: Any) -> None:
+        await asyncio.gather(*(call_next() for _ in range(attempts)))
+
+    return middleware
+
+
+def failing(attempts: int) -> Any:
+    """Middleware that goes on again while what is further in fails."""
+
+    @function_middleware
+    async def middleware(context: FunctionInvocationContext, call_next: Any) -> None:
+        for _ in range(attempts):
+            with suppress(RuntimeError):
+                await call_next()
+
+    return middleware
+
+
+def copying(attempts: int) -> Any:
+    """Middleware that gives each attempt metadata as they were for the first."""
+
+    @function_middleware
+    async def middleware(context: FunctionInvocationContext, call_next: Any) -> None:
+        before = dict(context.metadata)
+        for _ in range(attempts):
+            context.metadata = dict(before)
+            await call_next()
+
+    return middleware
+
+
+@both_ways
+@pytest.mark.parametrize("between", [retrying, hedging, copying])
+@pytest.mark.parametrize("inside", [1, 2])
+async def test_r37_what_middleware_makes_of_one_call_is_charged_for_each_body_that_runs(
+    between: Any, inside: int, clock: FakeClock, *, stream: bool
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(burst=100), clock=clock)
+    lookup = recorded(act=lambda _call: asyncio.sleep(0))
+    client = OfflineChatClient(calls("lookup", 1), "done")
+    middleware = [limiter, between(3), *[limiter] * inside]
+    await run(agent_of(client, lookup, middleware=middleware), stream=stream)
+    assert lookup.started == ["c1"] * 3
+    spent = 100 - (remaining(limiter) or 0)
+    # In tasks of their own, all three are charged beside the call that they were made of.
+    assert spent == (4 if between is hedging else 3)
+
+
+@pytest.mark.parametrize("outside", [retrying, hedging, copying])
+@pytest.mark.parametrize("inside", [1, 2, 3])
+async def test_r37_attempts_from_outside_are_each_charged_once(
+    outside: Any, inside: int, clock: FakeClock
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(burst=100), clock=clock)
+    lookup = recorded(act=lambda _call: asyncio.sleep(0))
+    client = OfflineChatClient(calls("lookup", 2), "done")
+    await run(agent_of(client, lookup, middleware=[outside(3), *[limiter] * inside]))
+    assert sorted(lookup.started) == ["c1"] * 3 + ["c2"] * 3
+    assert remaining(limiter) == 94
+
+
+async def test_r37_attempts_at_every_depth_are_each_charged(clock: FakeClock) -> None:
+    limiter = ToolRateLimitMiddleware(limits(burst=100), clock=clock)
+    lookup = recorded()
+    client = OfflineChatClient(calls("lookup", 1), "done")
+    stack = [retrying(2), limiter, retrying(2), limiter, retrying(2), limiter]
+    await run(agent_of(client, lookup, middleware=stack))
+    assert len(lookup.started) == 8
+    assert remaining(limiter) == 92
+
+
+async def test_r37_attempts_after_a_failure_are_each_charged(clock: FakeClock) -> None:
+    def fail(_call: str) -> None:
+        raise RuntimeError
+
+    for stack in ([0, 1, 1], [1, 0, 1], [1, 1, 0]):
+        limiter = ToolRateLimitMiddleware(limits(burst=100), clock=clock)
+        lookup = recorded(act=fail)
+        client = OfflineChatClient(calls("lookup", 1), "done")
+        middleware = [limiter if limits_here else failing(4) for limits_here in stack]
+        await run(agent_of(client, lookup, middleware=middleware))
+        # Innermost it retries the tool by itself, and nobody is asked.
+        assert len(lookup.started) == 4
+        assert remaining(limiter) == (99 if stack[-1] == 0 else 96)
+
+
+async def test_r37_a_rejection_inside_of_attempts_is_answered_once_and_spends_nothing(
+    clock: FakeClock,
+) -> None:
+    limiter = ToolRateLimitMiddleware(limits(burst=2), clock=clock)
+    lookup = recorded()
+    client = OfflineChatClient(calls("lookup", 1), "done")
+    await run(agent_of(client, lookup, middleware=[limiter, retrying(4), limiter]))
+    assert lookup.started == ["c1", "c1"]
+    assert rejections(last_results(client))["c1"]["retry_after"] == pytest.approx(1)
+
+
+async def test_an_inner_agents_calls_are_charged_though_the_outer_call_was(
+    clock: FakeClock,
+) -> None:
+    # The outer middleware waits on the same stack, but for another call.
+    limiter = ToolRateLimitMiddleware({"*": ToolRateLimit(1, 100)}, clock=clock)
+    lookup = recorded()
+    inner = agent_of(
+        OfflineChatClient(calls("lookup", 3), "found"), lookup, middleware=[limiter] * 2
+    )
+    client = OfflineChatClient([("c1", "ask", {"task": "find it"})], "done")
+    await run(agent_of(client, inner.as_tool(name="ask"), middleware=[limiter] * 2))
+    assert len(lookup.started) == 3
+    assert remaining(limiter, "*") == 96
 
 
 async def test_r37_three_days_at_50_a_minute_under_60_a_minute_are_never_refused(

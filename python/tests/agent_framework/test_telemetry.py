@@ -133,6 +133,18 @@ def test_a_rejection_is_a_span_where_the_call_that_ran_has_one(form: str, way: s
         assert rejected["parent"] is None
 
 
+@pytest.mark.parametrize("way", ["run", "stream"])
+def test_a_call_that_a_dry_run_lets_pass_has_a_span_that_says_so_beside_its_own(way: str) -> None:
+    said = json.loads(run_program(PROGRAMS / "traces.py", "dry run", way))
+    assert said["failed"] is None
+    names = [span["name"] for span in said["spans"]]
+    assert names.count("execute_tool lookup") == 2
+    [overruled] = [span for span in said["spans"] if span["name"] == "callgate.rejected"]
+    assert overruled["attributes"]["callgate.dry_run"] is True
+    assert overruled["attributes"]["callgate.limit"] == "lookup"
+    assert overruled["attributes"]["callgate.retry_after"] == 1.0
+
+
 class Broken(SpanProcessor):
     """A processor that fails, at the start of a span or at its end."""
 

@@ -1,6 +1,6 @@
 """Runs an agent under the framework's own instrumentation, and says which spans there are.
 
-The arguments are the form of the rejection, and `run` or `stream`.
+The arguments are the form of the rejection (or `dry run`), and `run` or `stream`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from callgate import Decision, ToolRateLimit
+from callgate import Decision, Limiter, ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
 
 
@@ -48,9 +48,10 @@ async def run(middleware: ToolRateLimitMiddleware) -> None:
 
 def main() -> None:
     """Runs it."""
-    form: Any = in_other_words if sys.argv[1] == "callable" else sys.argv[1]
+    form: Any = {"callable": in_other_words, "dry run": "result"}.get(sys.argv[1], sys.argv[1])
     limits = {"lookup": ToolRateLimit(1, 1)}
-    middleware = ToolRateLimitMiddleware(limits, on_rejected=form, clock=lambda: 0.0)
+    limiter = Limiter(limits, dry_run=sys.argv[1] == "dry run", clock=lambda: 0.0)
+    middleware = ToolRateLimitMiddleware(limiter, on_rejected=form)
     # The provider comes after the middleware, as where an application sets up late.
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
