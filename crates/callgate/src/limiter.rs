@@ -189,8 +189,8 @@ impl Limiter {
     /// The fields that split the limits of a tool of this name, each once.
     #[must_use]
     pub fn fields_of(&self, tool: &str) -> Vec<String> {
-        let rules = self.current.get();
-        rules.with_limits(tool, |limits, _| {
+        let rules = self.current.take();
+        let fields = rules.with_limits(tool, |limits, _| {
             let mut fields = Vec::new();
             for field in limits.iter().flat_map(|limited| limited.limit.split_by()) {
                 if field != "tool" && !fields.contains(field) {
@@ -198,7 +198,9 @@ impl Limiter {
                 }
             }
             fields
-        })
+        });
+        self.current.keep(rules);
+        fields
     }
 
     /// The limits in the order they were given, the default last, and what their buckets hold.
