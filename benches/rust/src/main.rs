@@ -17,7 +17,7 @@ use exact::Trial;
 use measure::{Case, Cost, Figure, ROUNDS};
 use peers::{Rate, Row};
 use report::{Column, ratio, target, worst};
-use tenants::{ARRAY, ARRAYS, CALLGATE, KINDS};
+use tenants::{ARRAY, ARRAYS, CALLGATE, KINDS, LIMITERS, REFILLED};
 
 /// Counts what is on the heap: one addition more for each allocation, which is 5 ns or so.
 #[global_allocator]
@@ -194,8 +194,9 @@ fn known_tenants() -> Vec<Column> {
     let rows = KNOWN.map(|tenants| {
         let calls = tenants::calls(tenants);
         let rows = [ARRAYS].into_iter().chain(KINDS);
-        rows.map(|kind| (kind.name, kind.known(tenants, calls)))
-            .collect()
+        let rows = rows.map(|kind| (kind.name, kind.known(tenants, calls)));
+        let refilled = LIMITERS.refilled(tenants, calls);
+        rows.chain([(REFILLED, refilled)]).collect()
     });
     let columns = measured(&rows, |cases| measure::against(&clock, cases));
     report::costs(&KNOWN.map(|tenants| tenants.to_string()), &columns);

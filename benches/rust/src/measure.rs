@@ -197,9 +197,15 @@ impl Figure {
         }
     }
 
-    /// Whether it says nothing.
+    /// Whether it moved so much that it says little.
     pub(crate) fn is_noisy(self) -> bool {
         self.spread.is_nan() || self.spread > NOISY
+    }
+
+    /// Whether it is at most this, where it says that much.
+    pub(crate) fn is_at_most(self, most: f64) -> Option<bool> {
+        let apart = (self.value / most - 1.0).abs();
+        (!self.is_noisy() || apart > self.spread).then_some(self.value <= most)
     }
 }
 

@@ -37,12 +37,10 @@ pub(crate) fn row(name: &str, cells: impl Iterator<Item = Option<String>>) {
 /// Prints whether a target was kept to.
 pub(crate) fn target(what: &str, most: f64, measured: Figure) {
     let value = measured.value;
-    let verdict = if measured.is_noisy() {
-        "too noisy to tell"
-    } else if value <= most {
-        "ok"
-    } else {
-        "MISSED"
+    let verdict = match measured.is_at_most(most) {
+        Some(true) => "ok",
+        Some(false) => "MISSED",
+        None => "too noisy to tell",
     };
     println!("| {what} | {most} | {value:.3} | {verdict} |");
 }

@@ -27,6 +27,9 @@ const WARM: u32 = 50_000;
 /// A bucket that is never empty while this program runs, and never full again once drawn from.
 const OPEN: (Rate, u32) = (Rate::new(1, "min"), 4_000_000);
 
+/// A bucket that is full again at each call, as of a tenant who does not call often.
+const FULL: (Rate, u32) = (Rate::new(1_000_000_000, "s"), 4_000_000);
+
 /// A bucket that is empty after one call.
 const SHUT: (Rate, u32) = (Rate::new(1, "h"), 1);
 
@@ -83,7 +86,7 @@ trait Buckets: Sync + Sized + 'static {
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    known: fn(u32, &'static [Tenant]) -> Case,
+    known: fn((Rate, u32), u32, &'static [Tenant]) -> Case,
     one: fn((Rate, u32)) -> Case,
     flood: fn(&[Tenant]) -> Duration,
     bytes: fn(&[Tenant]) -> f64,
@@ -102,7 +105,12 @@ impl Kind {
 
     /// Calls of so many known tenants, which are [`calls`].
     pub(crate) fn known(&self, tenants: u32, calls: &'static [Tenant]) -> Case {
-        (self.known)(tenants, calls)
+        (self.known)(OPEN, tenants, calls)
+    }
+
+    /// The same, where all buckets are full again.
+    pub(crate) fn refilled(&self, tenants: u32, calls: &'static [Tenant]) -> Case {
+        (self.known)(FULL, tenants, calls)
     }
 
     /// Calls of one tenant, all admitted.
@@ -129,16 +137,18 @@ impl Kind {
 pub(crate) const ARRAY: &str = "an array of 24 bytes each, by number";
 pub(crate) const ARRAYS: Kind = Kind::of::<Cells>(ARRAY);
 pub(crate) const CALLGATE: &str = "**callgate**, by name and field";
+pub(crate) const REFILLED: &str = "**callgate**, where every bucket is full again";
+pub(crate) const LIMITERS: Kind = Kind::of::<Limiter>(CALLGATE);
 pub(crate) const KINDS: [Kind; 5] = [
-    Kind::of::<Limiter>(CALLGATE),
+    LIMITERS,
     Kind::of::<Keyed>("governor, `RateLimiter::dashmap`"),
     Kind::of::<Mapped<DashMap<String, AtomicU64>>>("dashmap"),
     Kind::of::<Mapped<papaya::HashMap<String, AtomicU64>>>("papaya"),
     Kind::of::<Mapped<Cache<String, Arc<AtomicU64>>>>("moka"),
 ];
 
-fn known<B: Buckets>(tenants: u32, calls: &'static [Tenant]) -> Case {
-    let buckets = B::none(OPEN.0, OPEN.1);
+fn known<B: Buckets>((rate, burst): (Rate, u32), tenants: u32, calls: &'static [Tenant]) -> Case {
+    let buckets = B::none(rate, burst);
     for tenant in first(tenants) {
         buckets.admits(&tenant);
     }
