@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::hint::{black_box, spin_loop};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -80,7 +81,10 @@ impl Answer for Option<Instant> {
 pub(crate) struct Case {
     run: Box<dyn Fn(u32) + Sync>,
     check: Box<dyn Fn() -> bool + Sync>,
+    /// The number of the next call.
+    next: Arc<AtomicU32>,
     warm: u32,
+    read: Box<dyn Fn(u32) + Sync>,
 }
 
 impl Case {
@@ -95,8 +99,9 @@ impl Case {
         F: Fn(&S, u32) -> A + Sync + Copy + 'static,
     {
         let subject: &'static S = Box::leak(Box::new(subject));
-        let next = AtomicU32::new(0);
+        let next = Arc::new(AtomicU32::new(0));
         Self {
+            next: Arc::clone(&next),
             run: Box::new(move |calls| {
                 let first = next.fetch_add(calls, Ordering::Relaxed);
                 for number in 0..calls {
@@ -105,19 +110,26 @@ impl Case {
             }),
             check: Box::new(move || call(subject, 0).expected()),
             warm: 0,
+            read: Box::new(|_| ()),
         }
     }
 
-    /// So many calls are to bring a processor's caches to where they would be without the other cases.
-    pub(crate) fn warmed_by(self, calls: u32) -> Self {
+    /// So many calls are to bring a processor's caches to where they would be without the other cases;
+    /// and what a call is asked with is to be at hand, as it is in life: `read` reads it.
+    pub(crate) fn warmed_by(self, calls: u32, read: impl Fn(u32) + Sync + 'static) -> Self {
         Self {
             warm: calls,
+            read: Box::new(read),
             ..self
         }
     }
 
     fn warm_up(&self) {
         (self.run)(self.warm);
+        let next = self.next.load(Ordering::Relaxed);
+        for number in 0..WARM + SLICE {
+            (self.read)(next.wrapping_add(number));
+        }
     }
 
     /// Whether a call is answered as expected.
