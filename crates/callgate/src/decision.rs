@@ -80,7 +80,7 @@ impl<'a> Call<'a> {
     pub(crate) fn value(&self, field: &str) -> Option<&'a str> {
         let mut fields = self.fields.iter();
         fields
-            .find(|(name, _)| *name == field)
+            .find(|(name, _)| same(name, field))
             .map(|&(_, value)| value)
     }
 }

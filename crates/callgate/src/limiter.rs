@@ -49,6 +49,9 @@ pub struct Limiter {
     secret: Secret,
 }
 
+/// A decision in a place of its own: with one place for both ways, the short one goes through memory too.
+struct Apart<'a>(Decision<'a>);
+
 /// The names of all limits and tools so far, each with a number for as long as the limiter lives.
 #[derive(Debug, Default)]
 struct Numbered {
@@ -266,7 +269,7 @@ impl Limiter {
             let open = rules.is_open();
             self.current.keep(rules);
             return if open {
-                self.decide_apart(call, now)
+                self.decide_apart(call, now).0
             } else {
                 Decision::UNRESTRICTED
             };
@@ -276,20 +279,20 @@ impl Limiter {
         let time = now();
         if !same(&route.tool, call.tool()) {
             self.current.keep(rules);
-            return self.decide_apart(call, now);
+            return self.decide_apart(call, now).0;
         }
-        if plain && let Some(decision) = self.decide_plain(&rules, route, time) {
+        if plain && let Some(decision) = self.decide_plain(route, time) {
             self.current.keep(rules);
             return decision;
         }
         let decided = self.decide_by(&rules, &route.limits, Some(route.number), call, time);
         self.current.keep(rules);
-        decided.unwrap_or_else(|| self.decide_apart(call, now))
+        decided.unwrap_or_else(|| self.decide_apart(call, now).0)
     }
 
     /// Decides in any case; asks again where it met buckets that had moved.
     #[inline(never)]
-    fn decide_apart(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
+    fn decide_apart(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Apart<'_> {
         loop {
             let rules = self.current.take();
             let now = now();
@@ -298,7 +301,7 @@ impl Limiter {
             });
             self.current.keep(rules);
             match decided {
-                Some(decision) => return decision,
+                Some(decision) => return Apart(decision),
                 None => self.current.wait(),
             }
         }
@@ -307,11 +310,11 @@ impl Limiter {
     /// Decides by limits that nothing splits; not where a bucket has moved, or others
     /// were faster.
     #[inline(always)]
-    fn decide_plain(&self, rules: &Rules, route: &Route, now: u64) -> Option<Decision<'_>> {
+    fn decide_plain(&self, route: &Route, now: u64) -> Option<Decision<'_>> {
         let tool = Some(route.number);
         let [(buckets, price)] = &*route.plain else {
             let verdict = draw_each(&route.plain, now).ok()??;
-            return Some(self.decision(rules, &route.limits, tool, verdict));
+            return Some(self.decision(&route.limits, tool, verdict));
         };
         let reached = buckets.bucket.reached(now);
         let fill = |state| buckets.bucket.fill(reached.missing(state));
@@ -319,7 +322,8 @@ impl Limiter {
             Ok(state) => Decision::Admitted(Permit::new(tool, fill(state))),
             Err(state) => {
                 let wait = buckets.bucket.wait(state, now, *price);
-                self.reject(rules, &route.limits[0], tool, Some(wait), fill(state))
+                let limited = &route.limits[0];
+                Decision::Rejected(self.rejection(limited, tool, Some(wait), fill(state)))
             }
         })
     }
@@ -347,7 +351,7 @@ impl Limiter {
             Ok(_) => Decision::Admitted(Permit::new(tool, fill)),
             Err(state) => {
                 let wait = bucket.wait(state, now, price);
-                self.reject(rules, limited, tool, Some(wait), fill)
+                Self::overruled(rules, self.rejection(limited, tool, Some(wait), fill))
             }
         })
     }
@@ -369,6 +373,19 @@ impl Limiter {
         {
             return Some(decision);
         }
+        self.decide_all(rules, limits, tool, call, now)
+    }
+
+    /// Decides by any number of limits, in any case; not where a bucket has moved.
+    #[inline(never)]
+    fn decide_all(
+        &self,
+        rules: &Rules,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        call: &Call<'_>,
+        now: u64,
+    ) -> Option<Decision<'_>> {
         let mut draws = SmallVec::<[Draw<'_>; 4]>::new();
         let mut before: Option<(&Limited, _)> = None;
         for limited in limits {
@@ -384,13 +401,16 @@ impl Limiter {
         for limited in limits {
             self.warn(limited);
         }
-        Some(self.decision(rules, limits, tool, verdict))
+        Some(match self.decision(limits, tool, verdict) {
+            Decision::Rejected(rejection) => Self::overruled(rules, rejection),
+            admitted @ Decision::Admitted(_) => admitted,
+        })
     }
 
+    /// What a verdict comes to, where this is no dry run.
     #[inline(always)]
     fn decision(
         &self,
-        rules: &Rules,
         limits: &[Arc<Limited>],
         tool: Option<Number>,
         verdict: Verdict,
@@ -398,21 +418,20 @@ impl Limiter {
         match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
-                self.reject(rules, &limits[index], tool, wait, fill)
+                Decision::Rejected(self.rejection(&limits[index], tool, wait, fill))
             }
         }
     }
 
     #[inline(always)]
-    fn reject(
+    fn rejection(
         &self,
-        rules: &Rules,
         limited: &Limited,
         tool: Option<Number>,
         wait: Option<Duration>,
         fill: Fill,
-    ) -> Decision<'_> {
-        let rejection = Rejection {
+    ) -> Rejection<'_> {
+        Rejection {
             limit: self.name(limited.number),
             reason: if wait.is_some() {
                 Reason::Rate
@@ -423,10 +442,14 @@ impl Limiter {
             number: limited.number,
             tool,
             fill: Remaining(fill),
-        };
+        }
+    }
+
+    /// Rejects, unless this is a dry run.
+    fn overruled<'a>(rules: &Rules, rejection: Rejection<'a>) -> Decision<'a> {
         if rules.dry_run {
             return Decision::Admitted(Permit {
-                tool,
+                tool: rejection.tool,
                 fill: Some(rejection.fill),
                 overruled: Some(Box::new(rejection)),
             });
@@ -476,12 +499,14 @@ impl<'a> Tool<'a> {
             let route = self.rules.route_at(index);
             if !route.plain.is_empty() {
                 let now = limiter.clock.now();
-                if let Some(decision) = limiter.decide_plain(&self.rules, route, now) {
+                if let Some(decision) = limiter.decide_plain(route, now) {
                     return decision;
                 }
             }
         }
-        limiter.decide_apart(&Call::new(self.name), || limiter.clock.now())
+        limiter
+            .decide_apart(&Call::new(self.name), || limiter.clock.now())
+            .0
     }
 }
 

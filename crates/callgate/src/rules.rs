@@ -58,7 +58,8 @@ pub(crate) struct Route {
     pub(crate) tool: Box<str>,
     /// The number of its name.
     pub(crate) number: Number,
-    /// Where fields split none of its limits: their buckets, and what a call costs. Else nothing.
+    /// Where fields split none of its limits, and this is no dry run: their buckets, and what a call
+    /// costs. Else nothing.
     pub(crate) plain: Box<[(Arc<Buckets>, Price)]>,
     pub(crate) limits: Box<[Arc<Limited>]>,
 }
@@ -225,6 +226,7 @@ impl Rules {
                 tool,
                 number(tool),
                 in_order(limits.chain(like.cloned())),
+                config.dry_run,
             ))
         });
         let routes: Box<[_]> = routes.collect();
@@ -330,9 +332,10 @@ fn in_order(limits: impl Iterator<Item = Arc<Limited>>) -> Box<[Arc<Limited>]> {
 }
 
 impl Route {
-    fn new(tool: &str, number: Number, limits: Box<[Arc<Limited>]>) -> Self {
+    fn new(tool: &str, number: Number, limits: Box<[Arc<Limited>]>, dry_run: bool) -> Self {
         let plain = limits.iter().map(|limited| {
-            let price = limited.price(None).filter(|_| limited.parts.is_empty())?;
+            let plain = limited.parts.is_empty() && !dry_run;
+            let price = limited.price(None).filter(|_| plain)?;
             Some((Arc::clone(&limited.buckets), price))
         });
         let plain = plain.collect::<Option<_>>().unwrap_or_default();
@@ -380,6 +383,7 @@ impl Limited {
     }
 
     /// The key of a call's bucket, where something splits the limit.
+    #[inline]
     pub(crate) fn key(&self, secret: &Secret, call: &Call<'_>) -> Option<Key> {
         if self.parts.is_empty() {
             return None;

@@ -400,7 +400,7 @@ mod keys {
         let price = buckets.bucket.price(cost).expect("at most the burst");
         let start = settled(&buckets.word).expect("not moved");
         let mut shard = table.write(key).expect("not moved");
-        let place = shard.find_or_make(key, start, reached.floor());
+        let place = shard.find_or_make(key, start, reached.floor(), 0);
         drop(shard);
         let shard = table.read(key).expect("not moved");
         let word = place.map_or(&buckets.word, |slot| shard.word(slot));

@@ -49,6 +49,9 @@ const MOVED: u64 = MAX_STATE + 1;
 /// How often to look again before a thread lets others run.
 const SPINS: u32 = 64;
 
+/// A bucket that has been full for ten minutes (in nanoseconds) is not expected to be asked for again.
+const IDLE: u64 = 600 * 1_000_000_000;
+
 /// A caller knew old buckets: it is to look up its limits again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moved;
@@ -307,7 +310,9 @@ fn find(
         return go_on(None, shard.start(own));
     }
     let mut shard = table.write(key)?;
-    if let Some(slot) = shard.find_or_make(key, settled(&buckets.word)?, draw.reached.floor()) {
+    let idle = buckets.bucket.reached(now.saturating_sub(IDLE)).floor();
+    let (start, full) = (settled(&buckets.word)?, draw.reached.floor());
+    if let Some(slot) = shard.find_or_make(key, start, full, idle) {
         let word = shard.word(slot);
         return go_on(Some(word), settled(word)?);
     }
@@ -337,7 +342,7 @@ struct Seen<'a> {
 
 impl<'a> Seen<'a> {
     /// The one bucket of a limit that nothing splits.
-    #[inline]
+    #[inline(always)]
     fn own((buckets, price): &'a (Arc<Buckets>, Price), now: u64) -> Result<Self, Moved> {
         Ok(Self {
             word: Some(&buckets.word),
@@ -349,12 +354,12 @@ impl<'a> Seen<'a> {
     }
 
     /// The state that follows, if it admits.
-    #[inline]
+    #[inline(always)]
     fn next(&self) -> Option<u64> {
         Bucket::draw(self.state, self.reached, self.price?)
     }
 
-    #[inline]
+    #[inline(always)]
     fn fill(&self, state: u64) -> Fill {
         self.bucket.fill(self.reached.missing(state))
     }
@@ -384,8 +389,11 @@ fn decide_both(one: &Seen<'_>, other: &Seen<'_>, now: u64) -> Option<Verdict> {
     let drawn = other_word.compare_exchange(other.state, other_next, relaxed, relaxed);
     let state = if drawn.is_ok() { one_next } else { one.state };
     one_word.store(state, relaxed);
-    let fill = || one.fill(one_next).tighter(Some(other.fill(other_next)));
-    drawn.ok().map(|_| Verdict::Admitted(fill()))
+    if drawn.is_err() {
+        return None;
+    }
+    let fill = one.fill(one_next).tighter(Some(other.fill(other_next)));
+    Some(Verdict::Admitted(fill))
 }
 
 /// Who refuses for the longest, where somebody does.

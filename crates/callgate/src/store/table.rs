@@ -6,7 +6,8 @@
 //! taken at most, and five of eight or so after a shard has grown, so a key takes 30 to 38 bytes.
 //!
 //! Whoever draws from a known bucket holds its shard for reading; only a new key locks it for
-//! writing. Room is made by dropping full buckets, which is no loss: a key without a bucket is full.
+//! writing. Room is made by dropping full buckets, which is no loss: a key without a bucket is full. When
+//! a shard grows, only those that have been full for a while; when it may grow no more, any.
 
 use std::mem;
 use std::ops::Deref;
@@ -113,13 +114,19 @@ impl<Guard: Deref<Target = Shard>> Held<Guard> {
 
 impl WriteShard<'_> {
     /// The slot of a key, made where it has none; none where there is no room either. Buckets at
-    /// `full` or below are full.
-    pub(crate) fn find_or_make(&mut self, key: Key, start: u64, full: u64) -> Option<usize> {
+    /// `full` or below are full, and those at `idle` or below have been so for a while.
+    pub(crate) fn find_or_make(
+        &mut self,
+        key: Key,
+        start: u64,
+        full: u64,
+        idle: u64,
+    ) -> Option<usize> {
         let start = self.start(start);
         let shard = &mut *self.0;
         match shard.find(key) {
             Ok(slot) => Some(slot),
-            Err(_) if !shard.make_room(full) => None,
+            Err(_) if !shard.make_room(full, idle) => None,
             Err(_) => Some(shard.insert(key, start)),
         }
     }
@@ -250,12 +257,14 @@ impl Shard {
     }
 
     /// Whether one more key has room, made where there was none.
-    fn make_room(&mut self, full: u64) -> bool {
+    ///
+    /// While it may grow, buckets that were full just now are kept: their keys are likely to come again.
+    fn make_room(&mut self, full: u64, idle: u64) -> bool {
         if self.kept < room(self.slots.len()) {
             return true;
         }
         if self.kept < self.most {
-            self.rebuild(full);
+            self.rebuild(idle);
             return true;
         }
         self.drop_some(full)
@@ -432,7 +441,7 @@ mod tests {
             let made = if known {
                 true
             } else {
-                self.shard.make_room(now)
+                self.shard.make_room(now, now)
             };
             if !made {
                 assert!(!room, "room, and none was made");
@@ -504,7 +513,7 @@ mod tests {
             let old = Table::new();
             for (&(home, number), &state) in &states {
                 let mut shard = old.write(key(home, number)).expect("not moved");
-                prop_assert!(shard.find_or_make(key(home, number), state, 0).is_some());
+                prop_assert!(shard.find_or_make(key(home, number), state, 0, 0).is_some());
             }
             let (new, highest) = old.carry(&|| full, |full| full, |state, _| 2 * state);
             prop_assert_eq!(highest, states.values().copied().filter(|&state| state <= full).max().unwrap_or(0));
@@ -526,12 +535,12 @@ mod tests {
         let keys: Vec<_> = (0..5_u64).map(|number| Key([number << 60, 64])).collect();
         for (number, &key) in keys[..4].iter().enumerate() {
             let mut shard = table.write(key).expect("not moved");
-            assert!(shard.find_or_make(key, 100 + number as u64, 0).is_some());
+            assert!(shard.find_or_make(key, 100 + number as u64, 0, 0).is_some());
         }
         let mut shard = table.write(keys[4]).expect("not moved");
-        assert_eq!(shard.find_or_make(keys[4], 0, 99), None);
+        assert_eq!(shard.find_or_make(keys[4], 0, 99, 0), None);
         // The first of them is full now.
-        assert!(shard.find_or_make(keys[4], 0, 100).is_some());
+        assert!(shard.find_or_make(keys[4], 0, 100, 0).is_some());
         let left: Vec<_> = keys.iter().map(|&key| shard.find(key).is_some()).collect();
         assert_eq!(left, [false, true, true, true, true]);
         // Should it come with an old reading, it draws from no more than was left then.
@@ -544,7 +553,7 @@ mod tests {
         for number in 0..200 {
             let key = key(number, number);
             let mut shard = table.write(key).expect("not moved");
-            assert!(shard.find_or_make(key, number.into(), 0).is_some());
+            assert!(shard.find_or_make(key, number.into(), 0, 0).is_some());
         }
         assert_eq!(table.clear(), 199);
         for shard in &table.shards {
