@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString};
 
 #[pymodule]
 mod callgate_bench_floor {
@@ -16,6 +16,7 @@ mod callgate_bench_floor {
 #[pyclass(frozen, get_all)]
 struct Decision {
     tool: Py<PyString>,
+    admitted: bool,
     limit: Option<Py<PyString>>,
     reason: Option<&'static str>,
     remaining: Option<u64>,
@@ -37,11 +38,17 @@ impl Floor {
         }
     }
 
-    #[pyo3(signature = (tool, *, cost=1))]
-    fn try_acquire(&self, tool: &Bound<'_, PyString>, cost: u64) -> Decision {
+    #[pyo3(signature = (tool, *, cost=1, **fields))]
+    fn try_acquire(
+        &self,
+        tool: &Bound<'_, PyString>,
+        cost: u64,
+        fields: Option<&Bound<'_, PyDict>>,
+    ) -> Decision {
         let nanos = self.start.elapsed().as_nanos();
         Decision {
             tool: tool.clone().unbind(),
+            admitted: fields.is_none(),
             limit: None,
             reason: None,
             remaining: u64::try_from(nanos).ok().map(|nanos| nanos / cost.max(1)),
