@@ -265,7 +265,7 @@ impl Limiter {
 
     /// Takes in what the core has in force.
     fn look(&self, py: Python<'_>) {
-        for name in self.core.names().skip(self.names.count()) {
+        for name in self.core.names(self.names.count()) {
             self.names.push(Named {
                 name: PyString::new(py, name).unbind(),
                 counts: Counts::of(name),

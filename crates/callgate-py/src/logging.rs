@@ -1,6 +1,7 @@
 //! What the core warns of, for Python's `logging`: under the name "callgate".
 
 use log::{LevelFilter, Log, Metadata, Record};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 struct ToPython;
@@ -16,7 +17,16 @@ impl Log for ToPython {
                 .import("logging")
                 .and_then(|logging| logging.call_method1("getLogger", ("callgate",)))
                 .and_then(|logger| logger.call_method1("warning", (record.args().to_string(),)));
-            if let Err(error) = logged {
+            let Err(error) = logged else { return };
+            if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+                // Nobody up to the caller takes an error: as if Ctrl-C came just now.
+                let again = py
+                    .import("_thread")
+                    .and_then(|thread| thread.call_method0("interrupt_main"));
+                again
+                    .map(drop)
+                    .unwrap_or_else(|error| error.write_unraisable(py, None));
+            } else {
                 error.write_unraisable(py, None);
             }
         });

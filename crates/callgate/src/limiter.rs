@@ -248,12 +248,13 @@ impl Limiter {
         self.current.get().dry_run
     }
 
-    /// The names of all limits and exactly named tools so far, by number.
+    /// The names of all limits and exactly named tools so far, by number, from one number on.
     ///
     /// For front ends that keep something for each name: a name has the same number for as long as
     /// the limiter lives, through every reload.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.names.iter().map(|(_, name)| &**name)
+    pub fn names(&self, from: usize) -> impl Iterator<Item = &str> {
+        let names = &self.names.names;
+        (from..names.count()).map(|number| &*names[number])
     }
 
     #[inline]

@@ -311,12 +311,13 @@ impl Rules {
 
     /// Gives the memory of all buckets back that `next` does not go on with, and sends their callers away.
     pub(crate) fn close(&self, next: Option<&Self>) {
+        let order = |limited: &Arc<Limited>| limited.buckets.order();
+        let kept: HashSet<u64> = next
+            .iter()
+            .flat_map(|next| next.limits.iter().map(order))
+            .collect();
         for old in &self.limits {
-            let kept = next.is_some_and(|next| {
-                let mut kept = next.limits.iter().map(|limited| &limited.buckets);
-                kept.any(|buckets| Arc::ptr_eq(buckets, &old.buckets))
-            });
-            if !kept {
+            if !kept.contains(&order(old)) {
                 old.buckets.close();
             }
         }

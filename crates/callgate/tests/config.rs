@@ -119,7 +119,7 @@ fn a_limiter_is_built_from_a_text_as_from_a_file() {
     let of_file = LimiterBuilder::from_file(path).expect("a good file");
     for builder in [of_text, of_file] {
         let limiter = builder.build().expect("good limits");
-        let names: Vec<&str> = limiter.names().collect();
+        let names: Vec<&str> = limiter.names(0).collect();
         assert_eq!(names, ["search"]);
     }
 }

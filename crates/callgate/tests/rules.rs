@@ -583,7 +583,7 @@ fn names_keep_their_numbers_through_reloads() {
             .try_acquire_at(&Call::new(tool), START)
             .tool_number()
     };
-    let name = |number: Option<usize>| limiter.names().nth(number.expect("named exactly"));
+    let name = |number: Option<usize>| limiter.names(0).nth(number.expect("named exactly"));
     let before = number("a");
     assert_eq!(name(before), Some("a"));
     assert_eq!(number("unknown"), None);
@@ -595,7 +595,7 @@ fn names_keep_their_numbers_through_reloads() {
     assert_eq!(number("a"), before);
     assert_eq!(number("c"), None);
     assert_eq!(name(number("b")), Some("b"));
-    let names: Vec<_> = limiter.names().collect();
+    let names: Vec<_> = limiter.names(0).collect();
     let different: BTreeSet<_> = names.iter().collect();
     assert_eq!(names.len(), different.len());
 }
