@@ -23,9 +23,7 @@ impl Log for ToPython {
                 let again = py
                     .import("_thread")
                     .and_then(|thread| thread.call_method0("interrupt_main"));
-                again
-                    .map(drop)
-                    .unwrap_or_else(|error| error.write_unraisable(py, None));
+                again.map_or_else(|error| error.write_unraisable(py, None), drop);
             } else {
                 error.write_unraisable(py, None);
             }
