@@ -30,13 +30,13 @@ type Parts = (String, bool, u64, Option<Vec<String>>, Vec<String>, u64);
 #[pymethods]
 impl ToolRateLimit {
     #[new]
-    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=None, cost=Argument::Default),
+    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
         text_signature = "(requests_per_second, burst, *, tools=None, per=(), cost=1)")]
     fn new(
         requests_per_second: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        per: Option<&Bound<'_, PyAny>>,
+        per: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_second", requests_per_second, |count| {
@@ -47,14 +47,14 @@ impl ToolRateLimit {
 
     /// A limit of so many requests a minute.
     #[classmethod]
-    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=None, cost=Argument::Default),
+    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
         text_signature = "(requests_per_minute, burst, *, tools=None, per=(), cost=1)")]
     fn per_minute(
         _class: &Bound<'_, PyType>,
         requests_per_minute: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        per: Option<&Bound<'_, PyAny>>,
+        per: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_minute", requests_per_minute, |count| {
@@ -65,14 +65,14 @@ impl ToolRateLimit {
 
     /// A limit whose rate is written N/s, N/min, N/h or N/day.
     #[classmethod]
-    #[pyo3(signature = (rate, burst, *, tools=None, per=None, cost=Argument::Default),
+    #[pyo3(signature = (rate, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
         text_signature = "(rate, burst, *, tools=None, per=(), cost=1)")]
     fn parse(
         _class: &Bound<'_, PyType>,
         rate: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        per: Option<&Bound<'_, PyAny>>,
+        per: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let Ok(text) = rate.cast::<PyString>() else {
@@ -86,7 +86,7 @@ impl ToolRateLimit {
 
     /// A limit of never more than `count` requests in any second, minute, hour or day.
     #[classmethod]
-    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=None, cost=Argument::Default),
+    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=Argument::Default, cost=Argument::Default),
         text_signature = "(count, per, burst=None, *, tools=None, fields=(), cost=1)")]
     fn quota(
         _class: &Bound<'_, PyType>,
@@ -94,13 +94,14 @@ impl ToolRateLimit {
         per: &Bound<'_, PyAny>,
         burst: Option<&Bound<'_, PyAny>>,
         tools: Option<&Bound<'_, PyAny>>,
-        fields: Option<&Bound<'_, PyAny>>,
+        fields: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let unit = per.cast::<PyString>().ok();
         let unit = unit.and_then(|text| text.to_str().ok()?.parse::<Unit>().ok());
         let Some(unit) = unit else {
-            return Err(refusal(per, "per must be 's', 'min', 'h' or 'day'"));
+            let must = "per must be the quota's unit of time, 's', 'min', 'h' or 'day' (the fields that split it are `fields`)";
+            return Err(refusal(per, must));
         };
         let limit = Limit::quota(whole(count)?.unwrap_or(0), unit);
         if limit.as_quota().is_none() {
@@ -256,7 +257,7 @@ fn plain_count<'a>(limit: &Limit, text: &'a str) -> Option<&'a str> {
 /// What may be left out, as Python gave it.
 struct Options<'a, 'py> {
     tools: Option<&'a Bound<'py, PyAny>>,
-    per: Option<&'a Bound<'py, PyAny>>,
+    per: Argument<'py>,
     cost: Argument<'py>,
 }
 
@@ -269,7 +270,7 @@ impl Options<'_, '_> {
         if let Some(tools) = self.tools {
             limit = named(&limit, "tools", tools, Limit::tools)?;
         }
-        if let Some(fields) = self.per {
+        if let Argument::Given(fields) = &self.per {
             limit = named(&limit, per, fields, Limit::per)?;
         }
         Ok(ToolRateLimit { limit })
