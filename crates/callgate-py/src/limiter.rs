@@ -11,7 +11,7 @@ use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyInt, PyList, PyMapping, PyString, PyTuple};
 
 use crate::counts::Counts;
 use crate::decision::Decision;
@@ -78,8 +78,12 @@ impl Limiter {
         dry_run: Argument<'_>,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let must = "limits must be a mapping of names to ToolRateLimit";
-        let mut builder = builder(limits, must)?;
+        let must = if of_kind(limits.py(), limits.extract::<PathBuf>())?.is_some() {
+            "limits must be a mapping of names to ToolRateLimit (Limiter.from_file reads a file)"
+        } else {
+            "limits must be a mapping of names to ToolRateLimit"
+        };
+        let mut builder = builder(&items(limits, must)?)?;
         if let Some(default) = default {
             builder = builder.default_limit(limit_of("default", default)?);
         }
@@ -173,10 +177,11 @@ impl Limiter {
                 }
             }
             let builder = read(py, path)?;
-            return self.put_in_force(py, || builder);
+            return self.put_in_force(py, || Ok(builder));
         }
         let must = "limits_or_path must be a mapping of names to ToolRateLimit, or a file's path";
-        let builder = builder(limits_or_path, must)?;
+        let limits = items(limits_or_path, must)?;
+        let builder = builder(&limits)?;
         let default = match &default {
             Argument::Default => None,
             Argument::Given(none) if none.is_none() => Some(None),
@@ -189,8 +194,14 @@ impl Limiter {
         self.put_in_force(py, || {
             let builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
             match default.unwrap_or_else(|| self.default()) {
-                Some(default) => builder.default_limit(default),
-                None => builder,
+                Some(default) => Ok(builder.default_limit(default)),
+                None if limits.is_empty() => {
+                    // Most likely a configuration that could not be fetched.
+                    let must =
+                        "limits_or_path must hold at least one limit where there is no default";
+                    Err(refusal(limits_or_path, must))
+                }
+                None => Ok(builder),
             }
         })
     }
@@ -283,10 +294,10 @@ impl Limiter {
     fn put_in_force(
         &self,
         py: Python<'_>,
-        finished: impl FnOnce() -> LimiterBuilder,
+        finished: impl FnOnce() -> PyResult<LimiterBuilder>,
     ) -> PyResult<()> {
         let now = self.now(py)?;
-        let builder = finished();
+        let builder = finished()?;
         match now {
             None => self.core.reload(builder),
             Some(now) => self.core.reload_at(builder, now.elapsed()),
@@ -476,13 +487,17 @@ fn reading(clock: &Bound<'_, PyAny>, first: Option<i128>) -> PyResult<(f64, i128
     Ok((seconds, nanos))
 }
 
-/// The limits of a mapping, whatever kind it is.
-fn builder(limits: &Bound<'_, PyAny>, must: &str) -> PyResult<LimiterBuilder> {
-    let Ok(mapping) = limits.cast::<PyMapping>() else {
-        return Err(refusal(limits, must));
-    };
+/// The names and limits of a mapping, whatever kind it is.
+fn items<'py>(limits: &Bound<'py, PyAny>, must: &str) -> PyResult<Bound<'py, PyList>> {
+    match limits.cast::<PyMapping>() {
+        Ok(mapping) => mapping.items(),
+        Err(_) => Err(refusal(limits, must)),
+    }
+}
+
+fn builder(limits: &Bound<'_, PyList>) -> PyResult<LimiterBuilder> {
     let mut builder = callgate::Limiter::builder();
-    for pair in mapping.items()? {
+    for pair in limits {
         let (name, limit) = pair.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
         let Ok(text) = name.cast::<PyString>() else {
             let must = "a limit's name must be a str: its tool's name, such as tool.name";
