@@ -380,7 +380,8 @@ class Limiter:
         fields split a limit than before, all its buckets start as the emptiest of the old.
 
         Args:
-            limits_or_path: The limits by name, or the TOML file that has them.
+            limits_or_path: The limits by name, or the TOML file that has them. At least one, where there
+                is no default: what could not be fetched must not lift every limit.
             default: With a mapping, the limit of all other tools, or None for none; it stays as it
                 is where this is left out. A file says it itself.
             dry_run: The same of the dry run.

@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -39,6 +40,8 @@ OnRejected: TypeAlias = (
     Literal["result", "raise", "terminate"] | Callable[[FunctionInvocationContext, Decision], Any]
 )
 """What becomes of a rejected call: see `ToolRateLimitMiddleware`."""
+
+_logger = logging.getLogger("callgate")
 
 
 class ToolRateLimitMiddleware(FunctionMiddleware):
@@ -81,11 +84,12 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 holds for the tool is split by some. By default each such field is taken from
                 ``context.kwargs``, which are what the application passes to the run for its tools
                 (``function_invocation_kwargs``), and ``session`` is the id of the run's session (a run
-                that is given none has one of its own). None of it comes from the model. A field that is
-                missing or None falls into the bucket for calls without it.
+                that is given none has one of its own). None of it comes from the model. Calls without a
+                field, or with None, share the one bucket for that, and a warning is logged once for each
+                tool and field.
             cost: Returns the cost of a call in tokens, a whole number of at least 1, or None for what the
-                limits say. Where it or `fields` fails or returns something else, the tool does not run
-                and nothing is spent.
+                limits say. Where it or `fields` fails or returns something else, the tool does not run,
+                nothing is spent, and the error is logged, since the framework keeps it to itself.
             on_rejected: What becomes of a rejected call. With ``"result"`` the model reads, as the
                 call's result, that the limit was exceeded and when to retry. With ``"raise"`` the
                 run ends with the framework's ``MiddlewareFailure``, whose cause is a
@@ -119,6 +123,10 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 raise ConfigError(
                     f"{name} must be a callable that takes the context, got {given!r}"
                 )
+            if inspect.iscoroutinefunction(given):
+                raise ConfigError(
+                    f"{name} must be a plain function, since a decision waits for nothing, got {given!r}"
+                )
         self._limiter = limits
         self._admit = limits._admit
         self._find = _find_fields if fields is None else _find_by(fields)
@@ -148,11 +156,16 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 # Of an earlier attempt, where middleware around this one retries.
                 metadata.pop("rate_limit", None)
             name = context.function.name
-            rejected = (
-                self._admit(name, context, self._find)
-                if self._cost is None
-                else self._admit(name, context, self._find, self._cost(context))
-            )
+            try:
+                rejected = (
+                    self._admit(name, context, self._find)
+                    if self._cost is None
+                    else self._admit(name, context, self._find, self._cost(context))
+                )
+            except Exception as error:
+                # The framework says no more of it than "Function failed.", to the model.
+                _log_failure(name, error)
+                raise
             if rejected is not None:
                 record_rejection(rejected, metadata.get("call_id"))
                 if not rejected.admitted:
@@ -181,6 +194,14 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 context.result = [result] if isinstance(result, Content) else result
 
 
+def _log_failure(tool: str, error: Exception) -> None:
+    """Says why a call was not decided on: of a value that was refused, its message says all."""
+    trace = None if isinstance(error, ConfigError) else error
+    _logger.error(
+        "A call of tool %r was not decided on, and not run: %s", tool, error, exc_info=trace
+    )
+
+
 def _is_for(receipt: list[str]) -> bool:
     """Whether a limiter has charged this very call further out, where it is registered twice.
 
@@ -204,7 +225,11 @@ def _find_fields(context: FunctionInvocationContext, names: tuple[str, ...]) -> 
     fields: dict[str, Any] = {}
     for name in names:
         # Under "session" the framework itself puts the session among what is given.
-        fields[name] = given.get(name) if name != "session" else _session_id(context)
+        value = given.get(name) if name != "session" else _session_id(context)
+        if value is None:
+            place = "session" if name == "session" else "function_invocation_kwargs"
+            _warn_of_missing(context.function.name, name, f"the run's {place}")
+        fields[name] = value
     return fields
 
 
@@ -216,7 +241,38 @@ def _find_by(
     fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]],
 ) -> Callable[[FunctionInvocationContext, tuple[str, ...]], Mapping[str, str | int | None]]:
     """The fields as a callable of the user's gives them."""
-    return lambda context, _names: fields(context)
+
+    def find(
+        context: FunctionInvocationContext, names: tuple[str, ...]
+    ) -> Mapping[str, str | int | None]:
+        found = fields(context)
+        # What is no mapping in spite of its type is refused where it goes. (dict is there for speed.)
+        if isinstance(found, (dict, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            for name in names:
+                if found.get(name) is None:
+                    _warn_of_missing(context.function.name, name, "what `fields` returns")
+        return found
+
+    return find
+
+
+_MOST_WARNINGS = 1000
+_warned: set[tuple[str, str]] = set()
+"""The tools and fields that were warned of, in this process."""
+
+
+def _warn_of_missing(tool: str, field: str, place: str) -> None:
+    """Says that calls share a bucket which a limit meant to split: once a process for each tool and field."""
+    if (tool, field) in _warned or len(_warned) >= _MOST_WARNINGS:
+        return
+    _warned.add((tool, field))
+    _logger.warning(
+        "Tool %r is called without %r, which a limit is split by: all such calls share one bucket. "
+        "The field is looked for in %s.",
+        tool,
+        field,
+        place,
+    )
 
 
 def _content(message: str, decision: Decision) -> Content:

@@ -139,6 +139,26 @@ def test_everything_public_is_documented_in_the_stub_and_at_run_time() -> None:
             assert getattr(callgate, name).__doc__, name
 
 
+@pytest.mark.parametrize("name", STUB_CLASSES)
+def test_help_says_of_a_class_and_its_methods_what_each_argument_is(name: str) -> None:
+    found = getattr(_callgate, name)
+    for method, node in defined(STUB_CLASSES[name].body).items():
+        if not isinstance(node, ast.FunctionDef) or (
+            method.startswith("_") and method != "__new__"
+        ):
+            continue
+        said = inspect.getdoc(found if method == "__new__" else getattr(found, method)) or ""
+        for argument in said_parameters(node):
+            word = argument.split("=")[0].strip("*")
+            assert not word or f"`{word}`" in said, f"{name}.{method}: {word}"
+        assert ("ConfigError" in said) == ("ConfigError" in documented(node, name)), (name, method)
+
+
+def documented(node: ast.FunctionDef, owner: str) -> str:
+    """The stub's documentation of a method; the class has that of `__new__`."""
+    return ast.get_docstring(STUB_CLASSES[owner] if node.name == "__new__" else node) or ""
+
+
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
     assert (PACKAGE / "_callgate.pyi").exists()

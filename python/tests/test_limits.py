@@ -296,6 +296,14 @@ def test_names_that_are_no_list_of_texts_are_refused(
 
 
 @every_maker
+def test_fields_are_left_out_by_none_of_them_and_not_by_none(make: Make, per: str) -> None:
+    assert make(**{per: []}) == make()
+    assert refusal(lambda: make(**{per: None})) == (
+        f"{per} must be a name or a list of names, got None"
+    )
+
+
+@every_maker
 def test_no_tools_and_a_field_twice_are_refused(make: Make, per: str) -> None:
     assert refusal(lambda: make(tools=[])) == "tools must be at least one name, got []"
     assert refusal(lambda: make(**{per: ["a", "b", "a"]})) == (
@@ -343,11 +351,13 @@ def test_r04_a_quota_that_is_no_whole_number_from_two_is_refused(count: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "per", ["minute", "m", "", "S", "week", 60, None, True, "\ud800"], ids=ascii
+    "per", ["minute", "m", "", "S", "week", 60, None, True, "\ud800", ["tenant"]], ids=ascii
 )
 def test_a_quota_of_an_unknown_unit_is_refused(per: Any) -> None:
-    message = f"per must be 's', 'min', 'h' or 'day', got {per!r}"
-    assert refusal(lambda: ToolRateLimit.quota(100, per)) == message
+    assert refusal(lambda: ToolRateLimit.quota(100, per)) == (
+        "per must be the quota's unit of time, 's', 'min', 'h' or 'day' "
+        f"(the fields that split it are `fields`), got {per!r}"
+    )
 
 
 @pytest.mark.parametrize("burst", [0, -1, 1.5, True, "10", math.inf], ids=repr)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -187,6 +188,14 @@ def test_a_path_is_a_text_or_a_path(path: Any) -> None:
     assert in_force(limiter) == {"search": hourly(1)}
 
 
+@pytest.mark.parametrize("path", ["limits.toml", Path("limits.toml")], ids=repr)
+def test_who_gives_a_path_for_limits_is_told_what_reads_it(path: Any) -> None:
+    assert refusal(lambda: Limiter(path)) == (
+        "limits must be a mapping of names to ToolRateLimit (Limiter.from_file reads a file), "
+        f"got {path!r}"
+    )
+
+
 def test_a_path_of_no_unicode_is_a_path(file: Path) -> None:
     odd = os.fsdecode(os.fsencode(file.parent) + b"/\xff.toml")
     file.rename(odd)
@@ -315,6 +324,28 @@ def test_a_file_says_the_default_and_the_dry_run_itself(file: Path, clock: FakeC
     assert repr(limiter) == f"Limiter({ {'search': hourly(3)} })"
 
 
+NO_LIMIT = "limits_or_path must hold at least one limit where there is no default, got"
+
+
+@pytest.mark.parametrize("kind", [dict, MappingProxyType])
+def test_no_limits_at_all_never_replace_some(kind: Any, clock: FakeClock) -> None:
+    nothing = kind({})
+    limiter = drained({"search": hourly(3)}, clock)
+    for options in ({}, {"dry_run": True}, {"default": None}):
+        message = refusal(partial(limiter.reload, nothing, **options))
+        assert message == f"{NO_LIMIT} {nothing!r}"
+    assert in_force(limiter) == {"search": hourly(3)}
+    assert wait_of(limiter) == HOUR
+
+    # A default is a limit.
+    limiter.reload(nothing, default=hourly(2))
+    assert in_force(limiter) == {"[default]": hourly(2)}
+    limiter.reload(nothing)
+    assert in_force(limiter) == {"[default]": hourly(2)}
+    # Who makes a limiter may begin with none.
+    assert in_force(Limiter(nothing)) == {}
+
+
 @pytest.mark.parametrize(
     ("limits", "options", "message"),
     [
@@ -324,8 +355,9 @@ def test_a_file_says_the_default_and_the_dry_run_itself(file: Path, clock: FakeC
         ({"search": hourly(1)}, {"default": 5}, "default must be a ToolRateLimit, got 5"),
         ({}, {"default": hourly(1, tools="a")}, "limit '[default]': tools must be left out"),
         ({}, {"dry_run": None}, "dry_run must be True or False, got None"),
+        ({}, {"default": None}, f"{NO_LIMIT} {{}}"),
     ],
-    ids=["limit", "name", "text", "default", "tools", "dry_run"],
+    ids=["limit", "name", "text", "default", "tools", "dry_run", "none"],
 )
 def test_limits_that_are_refused_leave_all_as_it_was(
     limits: Any, options: Any, message: str, clock: FakeClock

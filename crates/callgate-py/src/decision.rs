@@ -6,25 +6,32 @@ use pyo3::types::PyString;
 
 /// Whether a call may run now. True where it may.
 ///
-/// In a dry run every call may; what would have refused it is in the other fields.
+/// In a dry run every call may, and `limit`, `reason` and `retry_after` say what would have refused it.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Decision {
     /// The tool that was asked for.
     #[pyo3(get)]
     pub(crate) tool: Py<PyString>,
-    /// Whether the call may run; its tokens are then spent.
+    /// Whether the call may run; its tokens are then spent, but for one that a dry run lets pass.
     #[pyo3(get)]
     pub(crate) admitted: bool,
     /// The name of the limit that refused the call; None where none did.
+    ///
+    /// Of several it is the one that refuses for the longest. '[default]' is the limit for tools that no
+    /// other holds for.
     #[pyo3(get)]
     pub(crate) limit: Option<Py<PyString>>,
-    /// Why it was refused: 'rate' (too few tokens now) or 'cost' (more than the burst); None where it was not.
+    /// Why it was refused: 'rate', too few tokens now, or 'cost', a cost above the burst. None where it was not.
     #[pyo3(get)]
     pub(crate) reason: Option<&'static str>,
-    /// The whole tokens left in the bucket, of several in the tightest; None where the tool has no limit.
+    /// The whole tokens left in the call's bucket, of several limits in the tightest.
+    ///
+    /// None where the tool has no limit.
     #[pyo3(get)]
     pub(crate) remaining: Option<u64>,
-    /// Seconds after which the same call can be admitted; never 0, None where it was not refused or where no wait helps.
+    /// Seconds to wait before the same call can be admitted, if nobody else spends.
+    ///
+    /// Never 0. None where the call was not refused, and where no wait helps.
     #[pyo3(get)]
     pub(crate) retry_after: Option<f64>,
 }

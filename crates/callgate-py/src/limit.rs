@@ -11,13 +11,23 @@ use crate::{Argument, config_error, of_kind, refusal};
 
 /// A rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
 ///
-/// In any window of W seconds at most `burst + requests_per_second * W` tokens are spent.
-/// Rates range from 1 per 366 days to 1,000,000,000 a second, bursts from 1 to 4,294,967,295;
-/// anything else raises `ConfigError`. A float means its shortest decimal: 0.1 is one tenth.
+/// In any window of W seconds it lets at most `burst + requests_per_second * W` tokens through, so 2 a second
+/// with burst 2 lets 4 calls into one second. Where a service says "never more than 100 in any minute", take
+/// a `quota`. A float means its shortest decimal: 0.1 is one tenth.
 ///
-/// `tools` are the names and patterns (with * and ?) of the tools that share the limit; unless given, the
-/// limit's name is its tool. `per` are the fields of a call that split it: each combination of their
-/// values has a bucket of its own. `cost` is what a call spends that does not say it.
+/// Args:
+///     `requests_per_second`: How fast the bucket refills, in tokens a second: from 1 per 366 days (about
+///         3.17e-8) to 1,000,000,000.
+///     `burst`: How many tokens it holds: a whole number from 1 to 4,294,967,295.
+///     `tools`: The tools that share the limit, by name or by a pattern with * and ?. By default the limit's
+///         name is its tool, or its pattern.
+///     `per`: The fields of a call that split the limit, such as `['tenant']`: each combination of their values
+///         has a bucket of its own, and a call without such a field falls into that field's one bucket for
+///         "missing". 'tool' is the tool's name.
+///     `cost`: What a call spends that does not say its cost itself: from 1 token to the burst.
+///
+/// Raises:
+///     `ConfigError`: If a value is of the wrong kind or out of range.
 #[pyclass(frozen, eq, hash, module = "callgate")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ToolRateLimit {
@@ -30,13 +40,13 @@ type Parts = (String, bool, u64, Option<Vec<String>>, Vec<String>, u64);
 #[pymethods]
 impl ToolRateLimit {
     #[new]
-    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=None, cost=Argument::Default),
+    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
         text_signature = "(requests_per_second, burst, *, tools=None, per=(), cost=1)")]
     fn new(
         requests_per_second: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        per: Option<&Bound<'_, PyAny>>,
+        per: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_second", requests_per_second, |count| {
@@ -46,15 +56,23 @@ impl ToolRateLimit {
     }
 
     /// A limit of so many requests a minute.
+    ///
+    /// Args:
+    ///     `requests_per_minute`: Tokens a minute, in the same range as `requests_per_second`.
+    ///     `burst`: How many tokens the bucket holds.
+    ///     `tools`, `per`, `cost`: As in `ToolRateLimit`.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If a value is of the wrong kind or out of range.
     #[classmethod]
-    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=None, cost=Argument::Default),
+    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
         text_signature = "(requests_per_minute, burst, *, tools=None, per=(), cost=1)")]
     fn per_minute(
         _class: &Bound<'_, PyType>,
         requests_per_minute: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        per: Option<&Bound<'_, PyAny>>,
+        per: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_minute", requests_per_minute, |count| {
@@ -63,16 +81,24 @@ impl ToolRateLimit {
         Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
-    /// A limit whose rate is written N/s, N/min, N/h or N/day.
+    /// A limit whose rate is written as services write it.
+    ///
+    /// Args:
+    ///     `rate`: 'N/s', 'N/min', 'N/h' or 'N/day', with N a decimal of up to 18 digits.
+    ///     `burst`: How many tokens the bucket holds.
+    ///     `tools`, `per`, `cost`: As in `ToolRateLimit`.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If the rate cannot be read, or a value is of the wrong kind or out of range.
     #[classmethod]
-    #[pyo3(signature = (rate, burst, *, tools=None, per=None, cost=Argument::Default),
+    #[pyo3(signature = (rate, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
         text_signature = "(rate, burst, *, tools=None, per=(), cost=1)")]
     fn parse(
         _class: &Bound<'_, PyType>,
         rate: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        per: Option<&Bound<'_, PyAny>>,
+        per: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let Ok(text) = rate.cast::<PyString>() else {
@@ -84,9 +110,23 @@ impl ToolRateLimit {
         Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
     }
 
-    /// A limit of never more than `count` requests in any second, minute, hour or day.
+    /// A limit of never more than so many tokens in any second, minute, hour or day.
+    ///
+    /// It is a bucket like any other, refilled at `count - burst` a unit of time. A larger burst lets more calls
+    /// through at once, and fewer after that.
+    ///
+    /// Args:
+    ///     `count`: The most tokens in any window of the unit's length: a whole number of at least 2.
+    ///     `per`: The unit of time: 's', 'min', 'h' or 'day'.
+    ///     `burst`: How many tokens the bucket holds: at least 1 and below the count; by default a tenth of it, at
+    ///         least 1.
+    ///     `fields`: The fields that split the limit: what is `per` in `ToolRateLimit`.
+    ///     `tools`, `cost`: As in `ToolRateLimit`.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If a value is of the wrong kind or out of range.
     #[classmethod]
-    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=None, cost=Argument::Default),
+    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=Argument::Default, cost=Argument::Default),
         text_signature = "(count, per, burst=None, *, tools=None, fields=(), cost=1)")]
     fn quota(
         _class: &Bound<'_, PyType>,
@@ -94,13 +134,14 @@ impl ToolRateLimit {
         per: &Bound<'_, PyAny>,
         burst: Option<&Bound<'_, PyAny>>,
         tools: Option<&Bound<'_, PyAny>>,
-        fields: Option<&Bound<'_, PyAny>>,
+        fields: Argument<'_>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let unit = per.cast::<PyString>().ok();
         let unit = unit.and_then(|text| text.to_str().ok()?.parse::<Unit>().ok());
         let Some(unit) = unit else {
-            return Err(refusal(per, "per must be 's', 'min', 'h' or 'day'"));
+            let must = "per must be the quota's unit of time, 's', 'min', 'h' or 'day' (the fields that split it are `fields`)";
+            return Err(refusal(per, must));
         };
         let limit = Limit::quota(whole(count)?.unwrap_or(0), unit);
         if limit.as_quota().is_none() {
@@ -126,7 +167,9 @@ impl ToolRateLimit {
         options.complete(limit, "fields")
     }
 
-    /// The rate at which the bucket refills, in tokens a second, as the nearest float.
+    /// How fast the bucket refills, in tokens a second, as the nearest float.
+    ///
+    /// Of a quota too, where that is what its burst leaves of it.
     #[getter]
     fn requests_per_second(&self) -> f64 {
         self.limit
@@ -153,7 +196,7 @@ impl ToolRateLimit {
         PyTuple::new(py, self.limit.split_by())
     }
 
-    /// What a call costs that does not say it, in tokens.
+    /// What a call spends that does not say its cost itself, in tokens.
     #[getter]
     fn cost(&self) -> u64 {
         self.limit.default_cost()
@@ -256,7 +299,7 @@ fn plain_count<'a>(limit: &Limit, text: &'a str) -> Option<&'a str> {
 /// What may be left out, as Python gave it.
 struct Options<'a, 'py> {
     tools: Option<&'a Bound<'py, PyAny>>,
-    per: Option<&'a Bound<'py, PyAny>>,
+    per: Argument<'py>,
     cost: Argument<'py>,
 }
 
@@ -269,7 +312,7 @@ impl Options<'_, '_> {
         if let Some(tools) = self.tools {
             limit = named(&limit, "tools", tools, Limit::tools)?;
         }
-        if let Some(fields) = self.per {
+        if let Argument::Given(fields) = &self.per {
             limit = named(&limit, per, fields, Limit::per)?;
         }
         Ok(ToolRateLimit { limit })

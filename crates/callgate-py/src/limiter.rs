@@ -11,7 +11,7 @@ use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyInt, PyList, PyMapping, PyString, PyTuple};
 
 use crate::counts::Counts;
 use crate::decision::Decision;
@@ -21,12 +21,20 @@ use crate::{Argument, config_error, of_kind, refusal};
 
 /// Decides whether a tool's call may run now.
 ///
-/// `limits` maps each limit's name to its `ToolRateLimit`; the name is its tool, or a pattern of tools,
-/// unless the limit names its tools itself. `default` limits each tool that no other limit holds for.
-/// With `dry_run` every call passes, and what would have been refused is only said and counted.
-/// `clock`, for tests, is a callable that returns seconds as a float, as `time.monotonic` does.
+/// All limits that hold for a tool must admit its call, and then all are charged; where one refuses, none
+/// is. A tool that no limit holds for falls under the default, or is not limited. One instance may be used
+/// from any number of threads and event loops at once.
 ///
-/// One instance may be used from any number of threads and event loops at once.
+/// Args:
+///     `limits`: The limits by name, a mapping to `ToolRateLimit`. A limit's name is its tool, or a pattern of
+///         tools, unless the limit names its `tools` itself.
+///     `default`: The limit of each tool that no other limit holds for, with a bucket for each of them.
+///     `dry_run`: Whether to let every call pass, and only say and count what would have been refused.
+///     `clock`: For tests: a callable that returns the time in seconds as a float, as `time.monotonic` does.
+///         By default the operating system's monotonic clock.
+///
+/// Raises:
+///     `ConfigError`: If a limit or another value is not what it should be.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Limiter {
     core: callgate::Limiter,
@@ -42,14 +50,16 @@ struct Named {
     counts: Arc<Counts>,
 }
 
-/// A limit, and what its buckets hold.
+/// A limit, and what its buckets hold: see `Limiter.snapshot`.
 #[pyclass(frozen, module = "callgate", get_all)]
 pub(crate) struct LimitSnapshot {
     /// The limit.
     limit: Py<ToolRateLimit>,
-    /// The whole tokens in the bucket; None where fields split the limit, since each bucket has its own.
+    /// The whole tokens in the bucket; None where fields split the limit: each bucket has its own.
     remaining: Option<u64>,
-    /// How many buckets are kept: those that are not full, and some that are; 1 where nothing splits the limit.
+    /// How many buckets are kept: 1 where no field splits the limit.
+    ///
+    /// Where some do: those that are not full, and those that were not when last looked at.
     buckets: usize,
 }
 
@@ -78,8 +88,12 @@ impl Limiter {
         dry_run: Argument<'_>,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let must = "limits must be a mapping of names to ToolRateLimit";
-        let mut builder = builder(limits, must)?;
+        let must = if of_kind(limits.py(), limits.extract::<PathBuf>())?.is_some() {
+            "limits must be a mapping of names to ToolRateLimit (Limiter.from_file reads a file)"
+        } else {
+            "limits must be a mapping of names to ToolRateLimit"
+        };
+        let mut builder = builder(&items(limits, must)?)?;
         if let Some(default) = default {
             builder = builder.default_limit(limit_of("default", default)?);
         }
@@ -90,6 +104,14 @@ impl Limiter {
     }
 
     /// Makes a limiter from a TOML file of limits.
+    ///
+    /// Args:
+    ///     `path`: The file, of at most 1 MiB: a str or a `pathlib.Path`.
+    ///     `clock`: As in `Limiter`.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If the file cannot be read or anything in it is refused: the message has all faults,
+    ///         each with its line.
     #[staticmethod]
     #[pyo3(signature = (path, *, clock=None))]
     fn from_file(path: &Bound<'_, PyAny>, clock: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
@@ -103,8 +125,20 @@ impl Limiter {
 
     /// Decides on one call, at once: never waits.
     ///
-    /// The tokens (cost, a whole number of at least 1; by default what the limits say) are spent when it
-    /// admits, whatever becomes of the call.
+    /// Args:
+    ///     `tool`: The tool's name.
+    ///     `cost`: The call's cost in tokens, a whole number of at least 1; left out, what the limits say. A cost
+    ///         above a limit's burst is refused with the reason 'cost'.
+    ///     `fields`: What limits are split by, such as tenant='acme': a text, or a whole number, which counts as
+    ///         its digits. None is as if it were not given. Fields that split no limit of the tool are not
+    ///         looked at.
+    ///
+    /// Returns:
+    ///     The `Decision`, which is true where the call may run. Its tokens are then spent, whatever becomes of it.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If the name, the cost or a field is not what it should be, or an injected clock returned
+    ///         something else than a finite number.
     #[pyo3(signature = (tool, *, cost=Argument::Default, **fields), text_signature = "($self, tool, *, cost=..., **fields)")]
     fn try_acquire<'py>(
         &self,
@@ -155,7 +189,21 @@ impl Limiter {
         .transpose()
     }
 
-    /// Puts other limits in force.
+    /// Puts other limits in force: at once, and for every call from then on.
+    ///
+    /// A limit with the same name as one before keeps its level in tokens, in every bucket: a lower burst cuts
+    /// it, a higher one adds nothing. Under a new name it starts full. Where other fields split a limit than
+    /// before, all its buckets start as the emptiest of the old.
+    ///
+    /// Args:
+    ///     `limits_or_path`: The limits by name, or the TOML file that has them. At least one, where there is no
+    ///         default.
+    ///     `default`: With a mapping, the limit of all other tools, or None for none; left out, it stays as it
+    ///         is. A file says it itself.
+    ///     `dry_run`: The same of the dry run.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If anything is not what it should be. The limits before then stay in force, untouched.
     #[pyo3(signature = (limits_or_path, *, default=Argument::Default, dry_run=Argument::Default),
         text_signature = "($self, limits_or_path, *, default=..., dry_run=...)")]
     fn reload(
@@ -173,10 +221,11 @@ impl Limiter {
                 }
             }
             let builder = read(py, path)?;
-            return self.put_in_force(py, || builder);
+            return self.put_in_force(py, || Ok(builder));
         }
         let must = "limits_or_path must be a mapping of names to ToolRateLimit, or a file's path";
-        let builder = builder(limits_or_path, must)?;
+        let limits = items(limits_or_path, must)?;
+        let builder = builder(&limits)?;
         let default = match &default {
             Argument::Default => None,
             Argument::Given(none) if none.is_none() => Some(None),
@@ -189,13 +238,21 @@ impl Limiter {
         self.put_in_force(py, || {
             let builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
             match default.unwrap_or_else(|| self.default()) {
-                Some(default) => builder.default_limit(default),
-                None => builder,
+                Some(default) => Ok(builder.default_limit(default)),
+                None if limits.is_empty() => {
+                    // Most likely a configuration that could not be fetched.
+                    let must =
+                        "limits_or_path must hold at least one limit where there is no default";
+                    Err(refusal(limits_or_path, must))
+                }
+                None => Ok(builder),
             }
         })
     }
 
-    /// What each limit's buckets hold now, by the limit's name. Looking spends nothing.
+    /// What each limit's buckets hold now: a `LimitSnapshot` by the limit's name. Looking spends nothing.
+    ///
+    /// The limits are in the order they were given, the one for all other tools last, as '[default]'.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let snapshots = PyDict::new(py);
         for level in self.levels(py)? {
@@ -283,10 +340,10 @@ impl Limiter {
     fn put_in_force(
         &self,
         py: Python<'_>,
-        finished: impl FnOnce() -> LimiterBuilder,
+        finished: impl FnOnce() -> PyResult<LimiterBuilder>,
     ) -> PyResult<()> {
         let now = self.now(py)?;
-        let builder = finished();
+        let builder = finished()?;
         match now {
             None => self.core.reload(builder),
             Some(now) => self.core.reload_at(builder, now.elapsed()),
@@ -476,13 +533,17 @@ fn reading(clock: &Bound<'_, PyAny>, first: Option<i128>) -> PyResult<(f64, i128
     Ok((seconds, nanos))
 }
 
-/// The limits of a mapping, whatever kind it is.
-fn builder(limits: &Bound<'_, PyAny>, must: &str) -> PyResult<LimiterBuilder> {
-    let Ok(mapping) = limits.cast::<PyMapping>() else {
-        return Err(refusal(limits, must));
-    };
+/// The names and limits of a mapping, whatever kind it is.
+fn items<'py>(limits: &Bound<'py, PyAny>, must: &str) -> PyResult<Bound<'py, PyList>> {
+    match limits.cast::<PyMapping>() {
+        Ok(mapping) => mapping.items(),
+        Err(_) => Err(refusal(limits, must)),
+    }
+}
+
+fn builder(limits: &Bound<'_, PyList>) -> PyResult<LimiterBuilder> {
     let mut builder = callgate::Limiter::builder();
-    for pair in mapping.items()? {
+    for pair in limits {
         let (name, limit) = pair.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
         let Ok(text) = name.cast::<PyString>() else {
             let must = "a limit's name must be a str: its tool's name, such as tool.name";

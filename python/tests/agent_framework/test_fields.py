@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import pytest
 from agent_framework import AgentResponse, FunctionInvocationContext, MCPStdioTool, Message
 
-from callgate import Limiter, ToolRateLimit
+from callgate import ConfigError, Limiter, ToolRateLimit
+from callgate import agent_framework as front_end
 from callgate.agent_framework import ToolRateLimitMiddleware
 from tests.agent_framework.scripted import (
     OfflineChatClient,
@@ -126,6 +129,155 @@ async def test_a_tenant_that_is_no_name_keeps_the_tool_from_running(
     assert limiter.limiter.snapshot()["lookup"].buckets == 0
 
 
+# --- what is logged ------------------------------------------------------------------------------
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """The level and the text of what callgate logged."""
+    records = [record for record in caplog.records if record.name == "callgate"]
+    return [(record.levelname, record.getMessage()) for record in records]
+
+
+@both_ways
+async def test_why_a_value_keeps_the_tool_from_running_is_logged(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, *, stream: bool
+) -> None:
+    tenant = UUID(int=7)
+    limiter = ToolRateLimitMiddleware(per("tenant"), clock=clock)
+    lookup = recorded()
+    agent = agent_of(turns(1, "c"), lookup, middleware=[limiter])
+    await run(agent, stream=stream, function_invocation_kwargs={"tenant": tenant})
+    assert lookup.started == []
+    assert logged(caplog) == [
+        (
+            "ERROR",
+            (
+                "A call of tool 'lookup' was not decided on, and not run: tool 'lookup': field 'tenant' "
+                f"must be a str (of valid Unicode), an int or None, got {tenant!r}"
+            ),
+        )
+    ]
+    assert [record.exc_info for record in caplog.records if record.name == "callgate"] == [None]
+
+
+@pytest.mark.parametrize("failing", ["fields", "cost"])
+async def test_what_a_callable_raises_is_logged_with_its_traceback(
+    failing: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise LookupError("broken")
+
+    given: dict[str, Any] = {"clock": clock, failing: fail}
+    limiter = ToolRateLimitMiddleware(per("tenant"), **given)
+    lookup = recorded()
+    await run(agent_of(turns(1, "c"), lookup, middleware=[limiter]))
+    assert lookup.started == []
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    [error] = [record for record in errors if record.name == "callgate"]
+    assert error.getMessage() == "A call of tool 'lookup' was not decided on, and not run: broken"
+    assert error.exc_info is not None
+    assert error.exc_info[0] is LookupError
+
+
+@pytest.fixture
+def _nothing_was_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_end, "_warned", set())
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+@pytest.mark.parametrize("given", [None, {}, {"tenant": None}, {"tennant": "acme"}], ids=repr)
+@both_ways
+async def test_that_calls_lack_a_tenant_is_logged_once_for_all_middleware(
+    given: dict[str, Any] | None,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    stream: bool,
+) -> None:
+    for _ in range(2):
+        limiter = ToolRateLimitMiddleware(per("tenant"), clock=clock)
+        agent = agent_of(turns(3, "a", "b"), recorded(), middleware=[limiter])
+        for _ in range(2):
+            await run(agent, stream=stream, function_invocation_kwargs=given)
+    assert logged(caplog) == [
+        (
+            "WARNING",
+            (
+                "Tool 'lookup' is called without 'tenant', which a limit is split by: all such calls share "
+                "one bucket. The field is looked for in the run's function_invocation_kwargs."
+            ),
+        )
+    ]
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+async def test_each_tool_and_each_field_that_is_missing_is_logged_and_no_other(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiting = {
+        "lookup": hourly(9, per=["tenant", "user", "tool"]),
+        "pay": hourly(9, per="tenant"),
+        "plain": hourly(9),
+    }
+    limiter = ToolRateLimitMiddleware(limiting, clock=clock)
+    names = ["lookup", "pay", "plain", "free"]
+    turn = [call for name in names for call in calls(name, 2, name)]
+    tools = [recorded(name) for name in names]
+    agent = agent_of(OfflineChatClient(turn, "done", turn, "done"), *tools, middleware=[limiter])
+    await run(agent, function_invocation_kwargs={"tenant": "acme", "user": 0})
+    assert logged(caplog) == []
+    await run(agent)
+    warned = [tuple(text.split("'")[1:4:2]) for _level, text in logged(caplog)]
+    assert warned == [("lookup", "tenant"), ("lookup", "user"), ("pay", "tenant")]
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+@pytest.mark.parametrize("kind", [dict, MappingProxyType])
+async def test_a_field_that_a_callable_leaves_out_is_logged_with_where_it_was_looked_for(
+    kind: Any, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = ToolRateLimitMiddleware(
+        per("tenant", "user"),
+        fields=lambda _context: kind({"user": None, "tenant": 5}),
+        clock=clock,
+    )
+    await run(agent_of(turns(3, "c"), recorded(), middleware=[limiter]))
+    [(level, text)] = logged(caplog)
+    assert level == "WARNING"
+    assert text.startswith("Tool 'lookup' is called without 'user'")
+    assert text.endswith("looked for in what `fields` returns.")
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+async def test_a_call_without_a_session_is_logged(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = ToolRateLimitMiddleware(per("session"), clock=clock)
+    lookup = recorded().tool
+
+    async def call_next() -> None:
+        pass
+
+    for _ in range(2):
+        # As from a chat client that is used without an agent.
+        await limiter.process(Context(lookup, arguments={}), call_next)
+    [(level, text)] = logged(caplog)
+    assert level == "WARNING"
+    assert text.endswith("looked for in the run's session.")
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+async def test_what_was_warned_of_is_remembered_for_so_many_tools_only(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_end, "_MOST_WARNINGS", 3)
+    limiter = ToolRateLimitMiddleware({"*": hourly(99, per="tenant")}, clock=clock)
+    tools = [recorded(f"tool_{number}") for number in range(5)]
+    turn = [call for tool in tools for call in calls(tool.tool.name, 1, tool.tool.name)]
+    await run(agent_of(OfflineChatClient(turn, "done"), *tools, middleware=[limiter]))
+    assert len(logged(caplog)) == len(front_end._warned) == 3
+
+
 # --- fields by a callable ------------------------------------------------------------------------
 
 
@@ -190,6 +342,21 @@ async def test_r35_wrong_fields_keep_the_tool_from_running_and_spend_nothing(
     results = last_results(client)
     assert set(results) == {"c1", "c2"}
     assert "broken" not in str([content.result for content in results.values()])
+
+
+@pytest.mark.parametrize("name", ["fields", "cost"])
+def test_a_coroutine_function_is_refused_since_nobody_would_wait_for_it(name: str) -> None:
+    async def later(_context: Context) -> Any:
+        return None
+
+    given: Any
+    for given in (later, partial(later)):
+        make: Any = partial(ToolRateLimitMiddleware, limits(), **{name: given})
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert str(refused.value) == (
+            f"{name} must be a plain function, since a decision waits for nothing, got {given!r}"
+        )
 
 
 # --- cost ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import agent_framework
@@ -391,6 +392,17 @@ def test_an_unknown_form_is_refused(on_rejected: Any) -> None:
     ("arguments", "named", "message"),
     [
         ((None,), {}, "limits must be a mapping of names to ToolRateLimit, got None"),
+        *(
+            (
+                (path,),
+                {},
+                (
+                    "limits must be a mapping of names to ToolRateLimit "
+                    f"(Limiter.from_file reads a file), got {path!r}"
+                ),
+            )
+            for path in ("limits.toml", Path("limits.toml"))
+        ),
         (({"lookup": 2},), {}, "limit 'lookup' must be a ToolRateLimit, got 2"),
         (
             (limits(tool="crm_[ab]"),),
@@ -419,7 +431,19 @@ def test_an_unknown_form_is_refused(on_rejected: Any) -> None:
             for name, given in [("fields", "tenant"), ("fields", {}), ("cost", 2), ("cost", True)]
         ),
     ],
-    ids=["none", "number", "name", "clock", "both", "text", "mapping", "cost", "bool"],
+    ids=[
+        "none",
+        "file",
+        "path",
+        "number",
+        "name",
+        "clock",
+        "both",
+        "text",
+        "mapping",
+        "cost",
+        "bool",
+    ],
 )
 def test_bad_limits_and_clocks_are_refused(
     arguments: tuple[Any, ...], named: dict[str, Any], message: str
