@@ -99,6 +99,8 @@ SCHEMA = ROOT / "docs" / "callgate.schema.json"
 WHAT_NO_SCHEMA_SAYS = {
     # JSON has no such number.
     ("rates", "nan"),
+    # A schema's whole number may be written with a point.
+    ("bursts", "point"),
     # Ranges that depend on a unit, or on another key.
     ("rates", "fast"),
     ("rates", "slow"),

@@ -20,7 +20,7 @@ const DEFAULT: &str = "[default]";
 ///
 /// Prints each limit, and the most tokens that one bucket of it admits in any second, minute, hour and
 /// day. With the names of TOOLs, prints which limits hold for each, and warns of limits and patterns that
-/// match none of them.
+/// match none of them. Always warns of a default that is left no tool.
 ///
 /// Exits with 0 if the file is good, and with 1 if it is not.
 #[derive(Args)]
@@ -59,6 +59,7 @@ impl Check {
             let _ = writeln!(out, "\n{}", tools_table(&limiter, &self.tools));
             err = idle(&limits, &self.tools)?;
         }
+        err.extend(idle_default(&limiter, &limits, &self.tools));
         Ok(Outcome { code: 0, out, err })
     }
 }
@@ -168,6 +169,22 @@ fn idle(limits: &[Level<'_>], tools: &[String]) -> Result<String, ConfigError> {
         }
     }
     Ok(warnings)
+}
+
+/// Warns of a default limit that holds for no tool, or for none of these tools.
+fn idle_default(limiter: &Limiter, limits: &[Level<'_>], tools: &[String]) -> Option<String> {
+    limits.iter().find(|level| level.name == DEFAULT)?;
+    let is_any = |pattern: &&str| pattern.bytes().all(|byte| byte == b'*');
+    let of_all = |level: &&Level<'_>| patterns_of(level).iter().any(is_any);
+    if let Some(level) = limits.iter().find(of_all) {
+        let name = shown(level.name);
+        return Some(format!(
+            "warning: {DEFAULT} holds for no tool: limit '{name}' holds for all of them\n"
+        ));
+    }
+    let falls_under = |tool: &String| limiter.limits_of(tool) == [DEFAULT];
+    (!tools.is_empty() && !tools.iter().any(falls_under))
+        .then(|| format!("warning: {DEFAULT} holds for none of these tools\n"))
 }
 
 fn patterns_of<'a>(level: &'a Level<'a>) -> Vec<&'a str> {

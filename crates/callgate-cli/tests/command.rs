@@ -81,6 +81,50 @@ warning: limit 'search_documents' matches none of these tools
     );
 }
 
+/// A limit of all tools leaves the default none, whatever they are called.
+#[test]
+fn a_default_that_holds_for_no_tool_is_warned_of() {
+    let all = "[limits.all]\ntools = ['crm_*', '**']\nquota = '100/min'\n";
+    let default = "[default]\nrate = '10/s'\nburst = 10\n";
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("all.toml");
+    let warnings = |text: &str, tools: &[&str]| {
+        fs::write(&path, text).expect("a writable folder");
+        let args = [&["check", path.to_str().expect("UTF-8")], tools].concat();
+        let (code, _, err) = run(&args);
+        assert_eq!(code, 0, "{err}");
+        err
+    };
+    assert_eq!(warnings(all, &["crm_find"]), "");
+    assert_eq!(warnings(default, &[]), "");
+    let both = format!("{default}{all}");
+    for tools in [&[][..], &["crm_find"]] {
+        assert_data_eq!(
+            warnings(&both, tools),
+            str![[r#"
+warning: [default] holds for no tool: limit 'all' holds for all of them
+
+"#]]
+        );
+    }
+}
+
+#[test]
+fn a_default_that_holds_for_none_of_the_tools_is_warned_of() {
+    let file = "tests/good/typical.toml";
+    let tools = ["lookup_customer", "crm_find", "search_documents"];
+    let (code, _, err) = run(&[&["check", file], &tools[..]].concat());
+    assert_eq!(code, 0);
+    assert_data_eq!(
+        err,
+        str![[r#"
+warning: [default] holds for none of these tools
+
+"#]]
+    );
+    let (_, _, err) = run(&[&["check", file, "send_mail"], &tools[..]].concat());
+    assert_eq!(err, "");
+}
+
 #[test]
 fn a_tool_that_nothing_limits_is_said_to_be_free() {
     let file = "tests/good/one_limit_in_dry_run.toml";
@@ -124,6 +168,12 @@ fn the_page_about_the_file_shows_what_the_command_prints() {
         ("limits.toml", &*blocks("toml")[0]),
         ("misspelt.toml", misspelt),
     ];
+    let recipe = &*blocks("toml")[1];
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("recipe.toml");
+    fs::write(&path, recipe).expect("a writable folder");
+    let (code, _, err) = run(&["check", path.to_str().expect("UTF-8"), "any"]);
+    assert_eq!((code, &*err), (0, ""), "{recipe}");
+
     let sessions = blocks("console");
     assert_eq!(sessions.len(), files.len());
     for ((name, text), session) in files.into_iter().zip(sessions) {
@@ -178,7 +228,7 @@ Options:
         str![[r#"
 Check a file of limits, and print the limits in force.
 
-Prints each limit, and the most tokens that one bucket of it admits in any second, minute, hour and day. With the names of TOOLs, prints which limits hold for each, and warns of limits and patterns that match none of them.
+Prints each limit, and the most tokens that one bucket of it admits in any second, minute, hour and day. With the names of TOOLs, prints which limits hold for each, and warns of limits and patterns that match none of them. Always warns of a default that is left no tool.
 
 Exits with 0 if the file is good, and with 1 if it is not.
 

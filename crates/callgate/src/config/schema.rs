@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Key, Takes, allowed_in};
+use super::{KEYS, Key, Takes, allowed_in};
 use crate::MAX_BURST;
 use crate::rules::DEFAULT;
 
 /// The JSON Schema (draft 2020-12) of a file of limits, for editors and other checkers.
 ///
 /// What no schema can say, a reader still refuses: a burst that is not below its quota, a rate that is
-/// out of range once its unit counts.
+/// out of range once its unit counts, a burst of `2.0`.
 #[must_use]
 pub fn schema() -> String {
     let schema = json!({
@@ -27,12 +27,14 @@ pub fn schema() -> String {
                 "type": "object",
                 "propertyNames": { "$ref": "#/$defs/name" },
                 "additionalProperties": limit(""),
-                "minProperties": 1,
             },
             "default": limit(DEFAULT),
         },
         "additionalProperties": false,
-        "anyOf": [{ "required": ["limits"] }, { "required": ["default"] }],
+        "anyOf": [
+            { "required": ["limits"], "properties": { "limits": { "minProperties": 1 } } },
+            { "required": ["default"] },
+        ],
         "$defs": {
             "name": {
                 "type": "string",
@@ -40,7 +42,7 @@ pub fn schema() -> String {
             },
             "field": {
                 "type": "string",
-                "pattern": r"^\S(.*\S)?$",
+                "pattern": r"^\S([\s\S]*\S)?$",
                 "not": { "enum": ["cost", "max_wait"] },
             },
         },
@@ -59,15 +61,23 @@ fn limit(name: &str) -> Value {
         "type": "object",
         "properties": keys.collect::<Map<_, _>>(),
         "additionalProperties": false,
-        "oneOf": [
-            { "required": ["requests_per_second", "burst"] },
-            { "required": ["rate", "burst"] },
-            {
-                "required": ["quota"],
-                "not": { "anyOf": [{ "required": ["requests_per_second"] }, { "required": ["rate"] }] },
-            },
-        ],
+        "oneOf": KEYS.iter().filter(|key| key.is_pace()).map(required).collect::<Value>(),
+        "anyOf": [{ "required": ["burst"] }, { "required": ["quota"] }],
     })
+}
+
+/// A decimal above 0.
+const DECIMAL: &str = r"(0*[1-9][0-9]*(\.[0-9]*)?|0*\.0*[1-9][0-9]*)(e[-+]?[0-9]+)?";
+
+const TWO_OR_MORE: &str = "0*([2-9]|[1-9][0-9]+)";
+
+/// The pattern of a number and a unit with a slash between.
+fn per_unit(number: &str) -> String {
+    format!(r"^\s*{number}\s*/\s*(s|min|h|day)\s*$")
+}
+
+fn required(key: &Key) -> Value {
+    json!({ "required": [key.name] })
 }
 
 fn property(key: &Key) -> Value {
@@ -75,12 +85,8 @@ fn property(key: &Key) -> Value {
         Takes::Number => {
             json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000_000 })
         }
-        Takes::Rate => {
-            json!({ "type": "string", "pattern": r"^([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?/(s|min|h|day)$" })
-        }
-        Takes::Quota => {
-            json!({ "type": "string", "pattern": "^0*([2-9]|[1-9][0-9]+)/(s|min|h|day)$" })
-        }
+        Takes::Rate => json!({ "type": "string", "pattern": per_unit(DECIMAL) }),
+        Takes::Quota => json!({ "type": "string", "pattern": per_unit(TWO_OR_MORE) }),
         Takes::Whole => json!({ "type": "integer", "minimum": 1, "maximum": MAX_BURST }),
         Takes::Tools => {
             json!({ "type": "array", "items": { "$ref": "#/$defs/name" }, "minItems": 1 })
