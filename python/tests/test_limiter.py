@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -246,7 +247,16 @@ def test_r04_a_bad_cost_is_refused_before_anything_changes(
     [
         (None, f"{NO_MAPPING} None"),
         (2, f"{NO_MAPPING} 2"),
-        ("search", f"{NO_MAPPING} 'search'"),
+        *(
+            (
+                path,
+                (
+                    "limits must be a mapping of names to ToolRateLimit (Limiter.from_file reads a file), "
+                    f"got {path!r}"
+                ),
+            )
+            for path in ("limits.toml", Path("limits.toml"))
+        ),
         (
             [("search", ToolRateLimit(1, 1))],
             f"{NO_MAPPING} [('search', ToolRateLimit(requests_per_second=1, burst=1))]",

@@ -188,14 +188,6 @@ def test_a_path_is_a_text_or_a_path(path: Any) -> None:
     assert in_force(limiter) == {"search": hourly(1)}
 
 
-@pytest.mark.parametrize("path", ["limits.toml", Path("limits.toml")], ids=repr)
-def test_who_gives_a_path_for_limits_is_told_what_reads_it(path: Any) -> None:
-    assert refusal(lambda: Limiter(path)) == (
-        "limits must be a mapping of names to ToolRateLimit (Limiter.from_file reads a file), "
-        f"got {path!r}"
-    )
-
-
 def test_a_path_of_no_unicode_is_a_path(file: Path) -> None:
     odd = os.fsdecode(os.fsencode(file.parent) + b"/\xff.toml")
     file.rename(odd)
