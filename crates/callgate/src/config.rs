@@ -32,7 +32,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::rules::DEFAULT;
 use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
-use report::{Problem, report};
+use report::{MOST, Problem, report};
 pub use schema::schema;
 
 /// The largest file that is read: some ten thousand limits. A device never ends.
@@ -292,6 +292,10 @@ impl Reading<'_> {
     fn entries<'v>(&mut self, name: &str, table: &'v DeTable<'v>) -> Vec<Entry<'v>> {
         let mut entries: Vec<Entry<'v>> = Vec::new();
         for (given, value) in in_order(table) {
+            if name != DEFAULT && says_a_rate(value) {
+                self.unquoted(name, given.get_ref(), given, value);
+                continue;
+            }
             let known = allowed_in(name).find(|key| key.name == given.get_ref());
             let Some(key) = known else {
                 self.problems.push(unknown_in_limit(name, given, value));
@@ -313,6 +317,23 @@ impl Reading<'_> {
             });
         }
         entries
+    }
+
+    /// Refuses the limits below a limit: their names have dots, and were to have quotes. `path` is where the
+    /// key is, below the limit.
+    fn unquoted(&mut self, limit: &str, path: &str, key: &Name<'_>, value: &Value<'_>) {
+        let Some(table) = value.get_ref().as_table() else {
+            return;
+        };
+        if has_pace(table) {
+            self.problems.push(dotted(limit, path, key));
+        }
+        for (key, value) in in_order(table) {
+            if says_a_rate(value) {
+                let path = format!("{path}.{}", key.get_ref());
+                self.unquoted(limit, &path, key, value);
+            }
+        }
     }
 
     fn refuse(&mut self, field: &'static str, allowed: &str, value: &Value<'_>) {
@@ -388,6 +409,19 @@ fn in_order<'v>(table: &'v DeTable<'v>) -> Vec<(&'v Name<'v>, &'v Value<'v>)> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     entries
+}
+
+/// Whether a limit is meant by this: a table that says a rate, or has one in it that does.
+fn says_a_rate(value: &Value<'_>) -> bool {
+    let table = value.get_ref().as_table();
+    table.is_some_and(|table| has_pace(table) || table.values().any(says_a_rate))
+}
+
+fn has_pace(table: &DeTable<'_>) -> bool {
+    let paces = || KEYS.iter().filter(|key| key.is_pace());
+    table
+        .keys()
+        .any(|given| paces().any(|key| key.name == given.get_ref()))
 }
 
 /// What a limit lacks.
@@ -521,12 +555,8 @@ fn not_toml(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
     for error in errors {
         let at = error.span().unwrap_or(text.len()..text.len());
         let before = &text[..at.start];
-        let in_header = before
-            .lines()
-            .next_back()
-            .unwrap_or_default()
-            .trim_start()
-            .starts_with('[');
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        let in_header = line.trim_start().starts_with('[');
         let twice = error.message() == "duplicate key";
         // The keys of a table that is given twice are given twice for that.
         if twice && doubled.is_some_and(|start| !before[start..].contains("\n[")) {
@@ -538,16 +568,40 @@ fn not_toml(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
                 let message = format!("`{}` is given twice", cut(&text[at.clone()]));
                 Problem::new(message, at, "the second is here")
             }
-            message if message.starts_with("string values") && text[at.clone()].trim().is_empty() => {
+            message
+                if message.starts_with("string values") && text[at.clone()].trim().is_empty() =>
+            {
                 Problem::new("a key without a value", at, "")
             }
-            message if in_header => Problem::new(message, at, "").note(
-                "a name with other characters than letters, digits, - and _ has quotes: [limits.\"crm_*\"]",
-            ),
+            // What is not shown needs no note, and looking for it takes time.
+            message
+                if problems.len() < MOST && lacks_quotes(message, before, &text[at.start..]) =>
+            {
+                let note = "a name with other characters than letters, digits, - and _ has quotes";
+                Problem::new(message, at, "").note(format!("{note}: [limits.\"crm_*\"]"))
+            }
             message => Problem::new(message, at, ""),
         });
     }
     problems
+}
+
+/// Whether this is about a limit's name that has no quotes, and needs them.
+fn lacks_quotes(message: &str, before: &str, behind: &str) -> bool {
+    let (above, line) = before.rsplit_once('\n').unwrap_or(("", before));
+    let mut headers = above.lines().rev().map(str::trim_start);
+    let header = headers.find(|line| line.starts_with('['));
+    let below_limits = header.is_some_and(|header| header.starts_with("[limits]"));
+    let line = line.trim_start();
+    let in_header = line.starts_with('[');
+    if !in_header && !below_limits && !line.starts_with("limits.") {
+        return false;
+    }
+    // A name ends where a space is, or the line: only with a space is it the name that is wrong.
+    let goes_on = |end: char| behind.lines().next().is_some_and(|rest| rest.contains(end));
+    message.starts_with("invalid unquoted key")
+        || message.starts_with("unclosed table") && goes_on(']')
+        || message.starts_with("key with no value") && goes_on('=')
 }
 
 fn unknown_on_top(key: &Name<'_>, value: &Value<'_>) -> Problem {
@@ -581,19 +635,31 @@ fn unknown_in_limit(limit: &str, key: &Name<'_>, value: &Value<'_>) -> Problem {
         return problem("it belongs at the top of the file, before the first [table]");
     }
     if value.get_ref().is_table() && limit != DEFAULT {
-        let name = format!("[limits.\"{limit_name}.{name}\"]");
-        return problem(&format!("a name with dots has quotes: {name}"));
+        return dotted(limit, given, key);
     }
     let in_unit = |unit: &Unit| given.strip_prefix("requests_per_") == Some(unit.name());
     if let Some(unit) = Unit::ALL.into_iter().find(in_unit) {
         return problem(&format!("this is written rate = \"N/{}\"", unit.symbol()));
     }
     let allowed: Vec<&str> = allowed_in(limit).map(|key| key.name).collect();
-    let label = match nearest(given, &allowed) {
+    let label = match in_python(given).or_else(|| nearest(given, &allowed)) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => String::new(),
     };
     problem(&label).note(format!("allowed here: {}", allowed.join(", ")))
+}
+
+/// The key for what Python calls otherwise: there `per` is a quota's unit.
+fn in_python(given: &str) -> Option<&'static str> {
+    (given == "fields").then_some("per")
+}
+
+/// A key that is the end of a limit's name.
+fn dotted(limit: &str, path: &str, key: &Name<'_>) -> Problem {
+    let why = format!("unknown table `{}` in limit '{}'", cut(path), cut(limit));
+    let name = cut(&format!("{limit}.{path}"));
+    let label = format!("a name with dots has quotes: [limits.\"{name}\"]");
+    Problem::new(why, key.span(), label)
 }
 
 /// The key that was meant, if one is near enough.

@@ -9,7 +9,7 @@ use annotate_snippets::{
 use crate::ConfigError;
 
 /// So many problems are shown: nobody reads more before mending the first.
-const MOST: usize = 20;
+pub(super) const MOST: usize = 20;
 
 /// One thing that is wrong, and where.
 #[derive(Debug)]
