@@ -74,7 +74,7 @@ impl Counts {
 
     fn add_rejection(&self, rejection: &Rejection<'_>, first: usize) {
         let outcome = first + usize::from(rejection.reason == Reason::Cost);
-        let limit = rejection.limit;
+        let limit = rejection.limit();
         let (_, counts) = self.of_limit(limit).unwrap_or_else(|| {
             let apart = self.rejected.count() < MOST_LIMITS;
             let limit = if apart { limit } else { OTHER };

@@ -167,22 +167,28 @@ impl<'a> Permit<'a> {
 }
 
 /// Why a call was refused, and when to try again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Rejection<'a> {
-    /// The limit that refused it: of several, the one that does so for the longest.
-    pub limit: &'a str,
     /// Why.
     pub reason: Reason,
     /// Enough time to wait, if nobody else spends, and no more than callgate needs; never zero.
     /// None where no wait helps.
     pub retry_after: Option<Duration>,
+    pub(crate) names: &'a Names,
     pub(crate) number: Number,
     pub(crate) tool: Option<Number>,
     pub(crate) fill: Remaining,
 }
 
-impl Rejection<'_> {
+impl<'a> Rejection<'a> {
+    /// The name of the limit that refused the call: of several, the one that does so for the longest.
+    #[inline]
+    #[must_use]
+    pub fn limit(&self) -> &'a str {
+        &self.names[self.number as usize]
+    }
+
     /// The whole tokens in the bucket, of several limits in the tightest.
     #[inline]
     #[must_use]
@@ -197,6 +203,20 @@ impl Rejection<'_> {
         self.number as usize
     }
 }
+
+impl fmt::Debug for Rejection<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejection")
+            .field("limit", &self.limit())
+            .field("reason", &self.reason)
+            .field("retry_after", &self.retry_after)
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+/// All names of limits and tools that a limiter had so far, by number.
+pub(crate) type Names = boxcar::Vec<Box<str>>;
 
 /// Of the name of a limit or a tool.
 pub(crate) type Number = u32;

@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use crate::bucket::Fill;
 use crate::clock::{Clock, nanos};
 use crate::current::Current;
-use crate::decision::{Call, Decision, Level, Number, Permit, Reason, Rejection, Remaining};
+use crate::decision::{Call, Decision, Level, Names, Number, Permit, Reason, Rejection, Remaining};
 use crate::names::same;
-use crate::rules::{Config, Limited, Route, Rules, Secret};
+use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all, draw_each};
 use crate::{ConfigError, Limit};
 
@@ -55,7 +55,7 @@ struct Apart<'a>(Decision<'a>);
 /// The names of all limits and tools so far, each with a number for as long as the limiter lives.
 #[derive(Debug, Default)]
 struct Numbered {
-    names: boxcar::Vec<Box<str>>,
+    names: Names,
     numbers: Mutex<HashMap<Box<str>, Number>>,
 }
 
@@ -275,14 +275,16 @@ impl Limiter {
                 Decision::UNRESTRICTED
             };
         };
-        let plain = !route.plain.is_empty() && call.given_cost().is_none();
+        let plain = route.plain.as_ref().filter(|_| call.given_cost().is_none());
         // The clock first: the names are compared while its answer is on its way.
         let time = now();
         if !same(&route.tool, call.tool()) {
             self.current.keep(rules);
             return self.decide_apart(call, now).0;
         }
-        if plain && let Some(decision) = self.decide_plain(route, time) {
+        if let Some(plain) = plain
+            && let Some(decision) = self.decide_plain(route, plain, time)
+        {
             self.current.keep(rules);
             return decision;
         }
@@ -311,20 +313,22 @@ impl Limiter {
     /// Decides by limits that nothing splits; not where a bucket has moved, or others
     /// were faster.
     #[inline(always)]
-    fn decide_plain(&self, route: &Route, now: u64) -> Option<Decision<'_>> {
+    fn decide_plain(&self, route: &Route, plain: &Plain, now: u64) -> Option<Decision<'_>> {
         let tool = Some(route.number);
-        let [(buckets, price)] = &*route.plain else {
-            let verdict = draw_each(&route.plain, now).ok()??;
-            return Some(self.decision(&route.limits, tool, verdict));
+        let (buckets, price, number) = match plain {
+            Plain::One(buckets, price, number) => (buckets, *price, *number),
+            Plain::Several(limits) => {
+                let verdict = draw_each(limits, now).ok()??;
+                return Some(self.decision(&route.limits, tool, verdict));
+            }
         };
         let reached = buckets.bucket.reached(now);
         let fill = |state| buckets.bucket.fill(reached.missing(state));
-        Some(match buckets.draw(reached, *price).ok()? {
+        Some(match buckets.draw(reached, price).ok()? {
             Ok(state) => Decision::Admitted(Permit::new(tool, fill(state))),
             Err(state) => {
-                let wait = buckets.bucket.wait(state, now, *price);
-                let limited = &route.limits[0];
-                Decision::Rejected(self.rejection(limited, tool, Some(wait), fill(state)))
+                let wait = buckets.bucket.wait(state, now, price);
+                Decision::Rejected(self.rejection(number, tool, Some(wait), fill(state)))
             }
         })
     }
@@ -352,7 +356,10 @@ impl Limiter {
             Ok(_) => Decision::Admitted(Permit::new(tool, fill)),
             Err(state) => {
                 let wait = bucket.wait(state, now, price);
-                Self::overruled(rules, self.rejection(limited, tool, Some(wait), fill))
+                Self::overruled(
+                    rules,
+                    self.rejection(limited.number, tool, Some(wait), fill),
+                )
             }
         })
     }
@@ -419,7 +426,7 @@ impl Limiter {
         match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
-                Decision::Rejected(self.rejection(&limits[index], tool, wait, fill))
+                Decision::Rejected(self.rejection(limits[index].number, tool, wait, fill))
             }
         }
     }
@@ -427,20 +434,20 @@ impl Limiter {
     #[inline(always)]
     fn rejection(
         &self,
-        limited: &Limited,
+        number: Number,
         tool: Option<Number>,
         wait: Option<Duration>,
         fill: Fill,
     ) -> Rejection<'_> {
         Rejection {
-            limit: self.name(limited.number),
+            names: &self.names.names,
             reason: if wait.is_some() {
                 Reason::Rate
             } else {
                 Reason::Cost
             },
             retry_after: wait,
-            number: limited.number,
+            number,
             tool,
             fill: Remaining(fill),
         }
@@ -498,9 +505,9 @@ impl<'a> Tool<'a> {
             && limiter.current.is(&self.rules)
         {
             let route = self.rules.route_at(index);
-            if !route.plain.is_empty() {
+            if let Some(plain) = &route.plain {
                 let now = limiter.clock.now();
-                if let Some(decision) = limiter.decide_plain(route, now) {
+                if let Some(decision) = limiter.decide_plain(route, plain, now) {
                     return decision;
                 }
             }

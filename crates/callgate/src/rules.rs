@@ -58,10 +58,17 @@ pub(crate) struct Route {
     pub(crate) tool: Box<str>,
     /// The number of its name.
     pub(crate) number: Number,
-    /// Where fields split none of its limits, and this is no dry run: their buckets, and what a call
-    /// costs. Else nothing.
-    pub(crate) plain: Box<[(Arc<Buckets>, Price)]>,
+    /// Where fields split none of its limits, and this is no dry run.
+    pub(crate) plain: Option<Plain>,
     pub(crate) limits: Box<[Arc<Limited>]>,
+}
+
+/// The buckets of limits that nothing splits, and what a call costs; at hand before the clock is read.
+#[derive(Debug)]
+pub(crate) enum Plain {
+    /// With the number of the limit's name.
+    One(Arc<Buckets>, Price, Number),
+    Several(Box<[(Arc<Buckets>, Price)]>),
 }
 
 /// A limit in force.
@@ -339,7 +346,11 @@ impl Route {
             let price = limited.price(None).filter(|_| plain)?;
             Some((Arc::clone(&limited.buckets), price))
         });
-        let plain = plain.collect::<Option<_>>().unwrap_or_default();
+        let plain = plain.collect::<Option<Box<[_]>>>();
+        let plain = plain.map(|plain| match (&*plain, &*limits) {
+            ([(buckets, price)], [only]) => Plain::One(Arc::clone(buckets), *price, only.number),
+            _ => Plain::Several(plain),
+        });
         Self {
             tool: tool.into(),
             number,

@@ -248,7 +248,7 @@ fn r05_a_call_dearer_than_the_bucket_is_told_never_and_takes_nothing() {
         assert_eq!(rejection.reason, Reason::Cost);
         assert_eq!(rejection.retry_after, None);
         assert_eq!(rejection.remaining(), 100);
-        assert_eq!(rejection.limit, "tool");
+        assert_eq!(rejection.limit(), "tool");
     }
     assert!(decide(&limiter, 100, Duration::ZERO).is_admitted());
     // An empty bucket does not change what can never be, nor a long time.

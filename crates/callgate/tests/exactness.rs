@@ -288,7 +288,7 @@ impl Trace {
                 true
             }
             Decision::Rejected(rejection) => {
-                assert_eq!(rejection.limit, "tool");
+                assert_eq!(rejection.limit(), "tool");
                 assert!(cost > remaining, "{cost} of {remaining}");
                 assert_eq!(rejection.remaining(), remaining);
                 assert_eq!(self.remaining(now), remaining, "a refusal took tokens");

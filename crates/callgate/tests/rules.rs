@@ -125,15 +125,15 @@ fn all_limits_that_match_hold_and_the_longest_wait_is_told() {
     let call = Call::new("tool");
     assert_eq!(admitted(&limiter, &call, 2), 2);
     let rejection = refused(&limiter, &call, START);
-    assert_eq!((rejection.limit, rejection.remaining()), ("t*", 0));
+    assert_eq!((rejection.limit(), rejection.remaining()), ("t*", 0));
     assert_eq!(rejection.retry_after, Some(Duration::from_secs(60)));
     assert!(admits(&limiter, &Call::new("other")));
-    assert_eq!(refused(&limiter, &call, START).limit, "all");
+    assert_eq!(refused(&limiter, &call, START).limit(), "all");
     // What can never be is told before all that takes long.
     let rejection = refused(&limiter, &call.cost(tokens(3)), START);
     assert_eq!(rejection.reason, Reason::Cost);
     assert_eq!(rejection.retry_after, None);
-    assert!(["tool", "t*"].contains(&rejection.limit));
+    assert!(["tool", "t*"].contains(&rejection.limit()));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn r32_a_refused_call_takes_nothing_whatever_the_order_of_the_limits() {
         assert_eq!(admitted(&limiter, &loud, 20), 1);
         let rejection = refused(&limiter, &loud, START);
         assert_eq!(
-            (rejection.limit, rejection.retry_after),
+            (rejection.limit(), rejection.retry_after),
             ("per user", Some(HOUR))
         );
         assert_eq!(remaining(&limiter, "per tool", START), 99);
@@ -160,7 +160,7 @@ fn r32_a_refused_call_takes_nothing_whatever_the_order_of_the_limits() {
         }
         assert_eq!(remaining(&limiter, "per tool", START), 0);
         let rejection = refused(&limiter, &Call::new("tool").field("user", "late"), START);
-        assert_eq!(rejection.limit, "per tool");
+        assert_eq!(rejection.limit(), "per tool");
     }
 }
 
@@ -176,7 +176,7 @@ fn the_default_limit_has_a_bucket_for_each_tool_that_no_other_limit_holds_for() 
         assert_eq!(limiter.limits_of(tool), ["[default]"]);
     }
     assert_eq!(
-        refused(&limiter, &Call::new("search"), START).limit,
+        refused(&limiter, &Call::new("search"), START).limit(),
         "[default]"
     );
     assert_eq!(admitted(&limiter, &Call::new("crm_find"), 9), 5);
@@ -205,7 +205,7 @@ fn a_call_costs_what_it_says_or_else_what_its_limits_say() {
     assert!(admits(&limiter, &call));
     let rejection = refused(&limiter, &call, START);
     assert_eq!(
-        (rejection.limit, rejection.retry_after),
+        (rejection.limit(), rejection.retry_after),
         ("dear", Some(4 * HOUR))
     );
     assert_eq!(levels(), [0, 6]);

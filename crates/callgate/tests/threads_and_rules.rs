@@ -65,7 +65,7 @@ fn calls_of_a_user(limiter: &Limiter, count: usize) -> usize {
                 match limiter.try_acquire_at(&call, START) {
                     Decision::Admitted(_) => true,
                     Decision::Rejected(rejection) => {
-                        assert_eq!(rejection.limit, "per user");
+                        assert_eq!(rejection.limit(), "per user");
                         assert_eq!(rejection.retry_after, Some(Duration::from_secs(3_600)));
                         false
                     }
@@ -106,7 +106,7 @@ fn r32_a_user_who_is_refused_takes_nothing_from_the_others() {
             let Decision::Rejected(rejection) = limiter.try_acquire_at(&one_more, START) else {
                 panic!("101 calls of the tool");
             };
-            assert_eq!(rejection.limit, "per tool");
+            assert_eq!(rejection.limit(), "per tool");
         }
     });
 }

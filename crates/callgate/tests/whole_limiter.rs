@@ -291,7 +291,7 @@ fn rejected(
     now: u64,
     rejection: &Rejection<'_>,
 ) -> Option<u128> {
-    let refusing = held.iter().find(|held| held.name == rejection.limit);
+    let refusing = held.iter().find(|held| held.name == rejection.limit());
     let refusing = refusing.expect("one of the call's limits");
     check_remaining(held, request, now, rejection.remaining());
     let too_dear = |held: &Held| held.cost(request) > held.asked.burst();
