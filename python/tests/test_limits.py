@@ -466,10 +466,11 @@ UNITS = st.sampled_from(["s", "min", "h", "day"])
 NAMES = st.text(min_size=1).filter(
     lambda name: name.strip() == name and not set(name) & set("[]{}")
 )
+TOOLS = st.lists(NAMES, min_size=1, unique=True)
 FIELDS = st.lists(NAMES.filter(lambda name: name not in ("cost", "max_wait")), unique=True)
 OPTIONS = st.fixed_dictionaries(
     {},
-    optional={"tools": st.lists(NAMES, min_size=1), "per": FIELDS, "cost": st.integers(1, 7)},
+    optional={"tools": TOOLS, "per": FIELDS, "cost": st.integers(1, 7)},
 )
 
 
