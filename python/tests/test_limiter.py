@@ -39,8 +39,8 @@ RATES = {
 NO_MAPPING = "limits must be a mapping of names to ToolRateLimit, got"
 NO_TEXT = "a limit's name must be a str: its tool's name, such as tool.name, got"
 NO_NAME = (
-    "name must be a name without spaces around it and without [, ], { or }, "
-    "or a pattern of names with * and ?, got"
+    "name must be a tool's name or a pattern with * and ?, "
+    "without spaces around it and without [, ], { or }, got"
 )
 STARTS = [0.0, 1000.3, 1.7e9 + 0.123, -5000.7]
 

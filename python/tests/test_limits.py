@@ -34,8 +34,8 @@ OUT_OF_RANGE = "must be from 1 per 366 days to 1,000,000,000 per second, got"
 NO_NUMBER = "must be an int or a float, from 1 per 366 days to 1,000,000,000 per second, got"
 NO_BURST = "burst must be a whole number from 1 to 4,294,967,295, got"
 NO_NAME = (
-    "must be a name without spaces around it and without [, ], { or }, "
-    "or a pattern of names with * and ?, got"
+    "must be names of tools or patterns with * and ?, "
+    "without spaces around them and without [, ], { or }, got"
 )
 NO_FIELD = (
     "must be names of fields, such as 'tenant', without spaces around them "
@@ -304,11 +304,12 @@ def test_fields_are_left_out_by_none_of_them_and_not_by_none(make: Make, per: st
 
 
 @every_maker
-def test_no_tools_and_a_field_twice_are_refused(make: Make, per: str) -> None:
+def test_no_tools_and_a_name_twice_are_refused(make: Make, per: str) -> None:
     assert refusal(lambda: make(tools=[])) == "tools must be at least one name, got []"
-    assert refusal(lambda: make(**{per: ["a", "b", "a"]})) == (
-        f"{per} must be fields that are each given once, got ['a', 'b', 'a']"
-    )
+    for field in ("tools", per):
+        assert refusal(partial(make, **{field: ["a", "b", "a"]})) == (
+            f"{field} must be names that are all different, got ['a', 'b', 'a']"
+        )
 
 
 @every_maker
@@ -475,10 +476,11 @@ UNITS = st.sampled_from(["s", "min", "h", "day"])
 NAMES = st.text(min_size=1).filter(
     lambda name: name.strip() == name and not set(name) & set("[]{}")
 )
+TOOLS = st.lists(NAMES, min_size=1, unique=True)
 FIELDS = st.lists(NAMES.filter(lambda name: name not in ("cost", "max_wait")), unique=True)
 OPTIONS = st.fixed_dictionaries(
     {},
-    optional={"tools": st.lists(NAMES, min_size=1), "per": FIELDS, "cost": st.integers(1, 7)},
+    optional={"tools": TOOLS, "per": FIELDS, "cost": st.integers(1, 7)},
 )
 
 

@@ -342,7 +342,7 @@ def test_no_limits_at_all_never_replace_some(kind: Any, clock: FakeClock) -> Non
     ("limits", "options", "message"),
     [
         ({"search": 2}, {}, "limit 'search' must be a ToolRateLimit, got 2"),
-        ({"search": hourly(1), "a[": hourly(1)}, {}, "name must be a name without spaces"),
+        ({"search": hourly(1), "a[": hourly(1)}, {}, "name must be a tool's name or a pattern"),
         ({1: hourly(1)}, {}, "a limit's name must be a str"),
         ({"search": hourly(1)}, {"default": 5}, "default must be a ToolRateLimit, got 5"),
         ({}, {"default": hourly(1, tools="a")}, "limit '[default]': tools must be left out"),

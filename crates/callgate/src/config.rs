@@ -30,6 +30,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::limit::{refused_fields, refused_tools};
 use crate::rules::DEFAULT;
 use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
 use report::{MOST, Problem, report};
@@ -277,7 +278,15 @@ impl Reading<'_> {
                         return None;
                     };
                     let entry = entries.remove(place);
-                    self.problems.push(self.refused(name, &entry, &error));
+                    let wrong = wrong_names(entry.key, entry.value);
+                    if wrong.is_empty() {
+                        let refused = self.refused(name, entry.key, entry.value, &error);
+                        self.problems.push(refused);
+                    }
+                    for (value, error) in wrong {
+                        let refused = self.refused(name, entry.key, value, &error);
+                        self.problems.push(refused);
+                    }
                     if entry.key.name == "burst" {
                         // A quota would bring another burst along, and the cost be held against it.
                         entries.retain(|entry| entry.key.takes != Takes::Quota);
@@ -342,14 +351,8 @@ impl Reading<'_> {
             .push(Problem::new(error.to_string(), value.span(), ""));
     }
 
-    /// What is wrong with a key's value, at the value, or in a list at the first wrong name.
-    fn refused(&self, limit: &str, entry: &Entry<'_>, error: &ConfigError) -> Problem {
-        let Entry { key, value, .. } = entry;
-        let in_list = wrong_name(key, value);
-        let (value, error) = match &in_list {
-            Some((value, error)) => (*value, error),
-            None => (*value, error),
-        };
+    /// What is wrong with a key's value, or with one of a list.
+    fn refused(&self, limit: &str, key: &Key, value: &Value<'_>, error: &ConfigError) -> Problem {
         let (field, allowed) = match key.takes {
             Takes::Number => (key.name, format!("a number {}", error.allowed())),
             // A tenth of a quota is the burst that nobody gave.
@@ -526,16 +529,22 @@ fn no_names(key: &Key) -> ConfigError {
     ConfigError::new(key.name, allowed, "")
 }
 
-/// The first name of a list that is refused, if that is what is wrong with it.
-fn wrong_name<'v>(key: &'static Key, value: &'v Value<'v>) -> Option<(&'v Value<'v>, ConfigError)> {
-    let values = value.get_ref().as_array()?;
-    let try_first = |count: usize| {
-        let limit = named(Limit::per_second(1), key, &values[..count])?;
-        checked("tool", limit)
+/// The names of a list that are refused.
+fn wrong_names<'v>(key: &'static Key, value: &'v Value<'v>) -> Vec<(&'v Value<'v>, ConfigError)> {
+    let values = value.get_ref().as_array().into_iter().flatten();
+    let (texts, others): (Vec<_>, Vec<_>) = values.partition(|value| value.get_ref().is_str());
+    let names = texts.iter().filter_map(|value| value.get_ref().as_str());
+    let names: Vec<String> = names.map(ToOwned::to_owned).collect();
+    let refused: Vec<_> = match key.takes {
+        Takes::Tools => refused_tools(&names).collect(),
+        _ => refused_fields(&names).collect(),
     };
-    let counts: Vec<usize> = (1..=values.len()).collect();
-    let good = counts.partition_point(|&count| try_first(count).is_ok());
-    Some((values.get(good)?, try_first(good + 1).err()?))
+    let refused = refused
+        .into_iter()
+        .map(|(place, error)| (texts[place], error));
+    refused
+        .chain(others.into_iter().map(|value| (value, no_names(key))))
+        .collect()
 }
 
 /// The entry that an error is about.

@@ -161,7 +161,7 @@ impl Limit {
         self
     }
 
-    /// Sets the tools that share this limit, by name or pattern: `*` is any characters, `?` any one.
+    /// Sets the tools that share this limit, each once, by name or pattern: `*` is any characters, `?` any one.
     ///
     /// Without it, the limit's name is its tool.
     #[must_use]
@@ -259,10 +259,9 @@ impl Limit {
         if self.tools.as_ref().is_some_and(Vec::is_empty) {
             return Err(ConfigError::new("tools", "at least one name", "none"));
         }
-        for tool in self.tools.iter().flatten() {
-            check_name("tools", tool)?;
-        }
-        check_fields(&self.per)
+        let tools = refused_tools(self.tools.iter().flatten());
+        let mut refused = tools.chain(refused_fields(&self.per));
+        refused.next().map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 
@@ -331,37 +330,62 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// A name of a limit or a tool, or a pattern of names. What no tool is called would limit nothing, and
-/// nobody would see it.
-pub(crate) fn check_name(field: &'static str, name: &str) -> Result<(), ConfigError> {
-    if !name.is_empty() && name.trim() == name && !name.contains(['[', ']', '{', '}']) {
+/// A limit's name: that of its tool, or a pattern. What no tool is called would limit nothing, and nobody
+/// would see it.
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    if may_be_called(name) {
         return Ok(());
     }
-    Err(ConfigError::new(
-        field,
-        "a name without spaces around it and without [, ], { or }, or a pattern of names with * and ?",
-        format!("'{}'", name.escape_debug()),
-    ))
+    let allowed = "a tool's name or a pattern with * and ?, without spaces around it and without [, ], { or }";
+    Err(ConfigError::new("name", allowed, quoted(name)))
 }
 
-fn check_fields(fields: &[String]) -> Result<(), ConfigError> {
+/// The names in `tools` that are refused, with their places.
+pub(crate) fn refused_tools<'a>(
+    tools: impl IntoIterator<Item = &'a String>,
+) -> impl Iterator<Item = (usize, ConfigError)> {
+    let allowed = "names of tools or patterns with * and ?, without spaces around them and without [, ], { or }";
+    refused_names("tools", tools, may_be_called, allowed)
+}
+
+/// The names in `per` that are refused, with their places.
+pub(crate) fn refused_fields<'a>(
+    fields: impl IntoIterator<Item = &'a String>,
+) -> impl Iterator<Item = (usize, ConfigError)> {
+    let is_field = |name: &str| {
+        !name.is_empty() && name.trim() == name && !["cost", "max_wait"].contains(&name)
+    };
+    let allowed = "names of fields, such as 'tenant', without spaces around them and other than 'cost' and 'max_wait'";
+    refused_names("per", fields, is_field, allowed)
+}
+
+fn refused_names<'a>(
+    field: &'static str,
+    names: impl IntoIterator<Item = &'a String>,
+    is_name: impl Fn(&str) -> bool,
+    allowed: &'static str,
+) -> impl Iterator<Item = (usize, ConfigError)> {
     let mut seen = HashSet::new();
-    for field in fields {
-        let shown = || format!("'{}'", field.escape_debug());
-        if field.is_empty() || field.trim() != field || ["cost", "max_wait"].contains(&&**field) {
-            let allowed = "names of fields, such as 'tenant', without spaces around them and other than 'cost' and 'max_wait'";
-            return Err(ConfigError::new("per", allowed, shown()));
-        }
-        if !seen.insert(field) {
-            let twice = format!("{} twice", shown());
-            return Err(ConfigError::new(
-                "per",
-                "fields that are each given once",
-                twice,
-            ));
-        }
-    }
-    Ok(())
+    let refused = move |(place, name): (usize, &'a String)| {
+        let error = if !is_name(name) {
+            ConfigError::new(field, allowed, quoted(name))
+        } else if !seen.insert(name) {
+            let twice = format!("{} twice", quoted(name));
+            ConfigError::new(field, "names that are all different", twice)
+        } else {
+            return None;
+        };
+        Some((place, error))
+    };
+    names.into_iter().enumerate().filter_map(refused)
+}
+
+fn may_be_called(name: &str) -> bool {
+    !name.is_empty() && name.trim() == name && !name.contains(['[', ']', '{', '}'])
+}
+
+fn quoted(name: &str) -> String {
+    format!("'{}'", name.escape_debug())
 }
 
 #[cfg(test)]
@@ -414,7 +438,15 @@ mod tests {
         for bad in ["", " tenant", "cost", "max_wait"] {
             assert!(limit().per([bad]).check().is_err(), "{bad:?}");
         }
-        assert!(limit().per(["tenant", "tenant"]).check().is_err());
+        let twice = |limit: Limit| limit.check().unwrap_err().to_string();
+        assert_eq!(
+            twice(limit().per(["tenant", "user", "tenant"])),
+            "per must be names that are all different, got 'tenant' twice"
+        );
+        assert_eq!(
+            twice(limit().tools(["crm_*", "crm_*"])),
+            "tools must be names that are all different, got 'crm_*' twice"
+        );
         assert!(limit().tools(Vec::<String>::new()).check().is_err());
         assert!(limit().cost(2).check().is_err());
         assert!(limit().cost(0).check().is_err());

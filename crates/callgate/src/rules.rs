@@ -135,7 +135,7 @@ impl Config {
         let mut checked = Vec::with_capacity(self.limits.len() + 1);
         for (name, limit) in &self.limits {
             let named = |error: ConfigError| error.of_limit(name);
-            check_name("name", name)?;
+            check_name(name)?;
             if !seen.insert(name) {
                 return Err(named(ConfigError::new("name", "given once", "it twice")));
             }

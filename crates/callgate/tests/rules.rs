@@ -389,11 +389,11 @@ fn r48_what_is_wrong_stops_the_load_and_the_limit_is_named() {
         ),
         (
             limiter().limit("", bucket(1)),
-            "name must be a name without spaces",
+            "name must be a tool's name or a pattern",
         ),
         (
             limiter().limit("[default]", bucket(1)),
-            "name must be a name without spaces",
+            "name must be a tool's name or a pattern",
         ),
         (
             limiter().limit("a", bucket(1).cost(2)),

@@ -408,8 +408,8 @@ def test_an_unknown_form_is_refused(on_rejected: Any) -> None:
             (limits(tool="crm_[ab]"),),
             {},
             (
-                "name must be a name without spaces around it and without [, ], { or }, "
-                "or a pattern of names with * and ?, got 'crm_[ab]'"
+                "name must be a tool's name or a pattern with * and ?, "
+                "without spaces around it and without [, ], { or }, got 'crm_[ab]'"
             ),
         ),
         (

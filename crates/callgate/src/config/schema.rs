@@ -89,7 +89,7 @@ fn property(key: &Key) -> Value {
         Takes::Quota => json!({ "type": "string", "pattern": per_unit(TWO_OR_MORE) }),
         Takes::Whole => json!({ "type": "integer", "minimum": 1, "maximum": MAX_BURST }),
         Takes::Tools => {
-            json!({ "type": "array", "items": { "$ref": "#/$defs/name" }, "minItems": 1 })
+            json!({ "type": "array", "items": { "$ref": "#/$defs/name" }, "minItems": 1, "uniqueItems": true })
         }
         Takes::Fields => {
             json!({ "type": "array", "items": { "$ref": "#/$defs/field" }, "uniqueItems": true })

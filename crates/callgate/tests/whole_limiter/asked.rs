@@ -342,7 +342,7 @@ fn quotas() -> impl Strategy<Value = Given> {
 }
 
 fn tools() -> impl Strategy<Value = Option<Vec<&'static str>>> {
-    prop::option::weighted(0.7, prop::collection::vec(select(PATTERNS), 1..4))
+    prop::option::weighted(0.7, subsequence(PATTERNS, 1..4).prop_shuffle())
 }
 
 fn per() -> impl Strategy<Value = Vec<&'static str>> {
