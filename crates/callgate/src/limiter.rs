@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::bucket::Fill;
 use crate::clock::{Clock, nanos};
-use crate::current::Current;
+use crate::current::{Current, InForce};
 use crate::decision::{Call, Decision, Level, Names, Number, Permit, Reason, Rejection, Remaining};
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
@@ -164,7 +164,7 @@ impl Limiter {
         let old = self.current.hold();
         let rules = config.rules(Some(&old), now, |name| self.names.number(name))?;
         old.close(Some(&rules));
-        self.current.replace(old, rules);
+        old.replace(rules);
         Ok(())
     }
 
@@ -491,7 +491,7 @@ impl Limiter {
 pub struct Tool<'a> {
     limiter: &'a Limiter,
     name: &'a str,
-    rules: Arc<Rules>,
+    rules: InForce<'a>,
     /// Its place in the rules, where they name it exactly.
     route: Option<usize>,
 }
