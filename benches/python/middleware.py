@@ -65,6 +65,8 @@ def execution(middleware: FunctionMiddleware, tool: str) -> Callable[[], Awaitab
 
     def call() -> Awaitable[Any]:
         context = FunctionInvocationContext(function, arguments={}, kwargs=kwargs)
+        # As the framework does, whose calls come with metadata of its own.
+        context.metadata["call_id"] = "call-1"
         return execute(context, _done)
 
     return call
