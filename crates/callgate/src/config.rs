@@ -561,11 +561,19 @@ fn culprit(entries: &[Entry<'_>], field: &str) -> Option<usize> {
 fn not_toml(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut doubled: Option<usize> = None;
+    // Where the last error was, and where its line starts: one line may have a million of them.
+    let (mut last, mut line) = (0, 0);
     for error in errors {
         let at = error.span().unwrap_or(text.len()..text.len());
         let before = &text[..at.start];
-        let line = before.rsplit('\n').next().unwrap_or_default();
-        let in_header = line.trim_start().starts_with('[');
+        if at.start < last {
+            (last, line) = (0, 0);
+        }
+        line = before[last..]
+            .rfind('\n')
+            .map_or(line, |end| last + end + 1);
+        last = at.start;
+        let in_header = before[line..].trim_start().starts_with('[');
         let twice = error.message() == "duplicate key";
         // The keys of a table that is given twice are given twice for that.
         if twice && doubled.is_some_and(|start| !before[start..].contains("\n[")) {
