@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use crate::bucket::Fill;
+use crate::bucket::{Bucket, Fill, Price, Reached};
 use crate::clock::{Clock, nanos};
 use crate::current::{Current, InForce};
 use crate::decision::{Call, Decision, Level, Names, Number, Permit, Reason, Rejection, Remaining};
@@ -137,6 +137,7 @@ impl Limiter {
     /// # Ok::<(), callgate::ConfigError>(())
     /// ```
     pub fn reload(&self, limits: LimiterBuilder) -> Result<(), ConfigError> {
+        // Reads a clock of the user's here, where nothing is held: `latest` runs none of their code.
         self.clock.now();
         self.put_in_force(limits, &|| self.clock.latest())
     }
@@ -319,18 +320,13 @@ impl Limiter {
             Plain::One(buckets, price, number) => (buckets, *price, *number),
             Plain::Several(limits) => {
                 let verdict = draw_each(limits, now).ok()??;
-                return Some(self.decision(&route.limits, tool, verdict));
+                return Some(self.decision(tool, verdict, |index| route.limits[index].number));
             }
         };
         let reached = buckets.bucket.reached(now);
-        let fill = |state| buckets.bucket.fill(reached.missing(state));
-        Some(match buckets.draw(reached, price).ok()? {
-            Ok(state) => Decision::Admitted(Permit::new(tool, fill(state))),
-            Err(state) => {
-                let wait = buckets.bucket.wait(state, now, price);
-                Decision::Rejected(self.rejection(number, tool, Some(wait), fill(state)))
-            }
-        })
+        let drawn = buckets.draw(reached, price).ok()?;
+        let verdict = verdict(&buckets.bucket, reached, now, price, drawn);
+        Some(self.decision(tool, verdict, |_| number))
     }
 
     /// Decides by the one limit of a tool, if the call has a bucket there that has not moved.
@@ -350,18 +346,9 @@ impl Limiter {
             None => limited.buckets.draw(reached, price).ok()?,
             Some(key) => limited.buckets.draw_kept(key, reached, price).ok()??,
         };
-        let (Ok(state) | Err(state)) = drawn;
-        let fill = bucket.fill(reached.missing(state));
-        Some(match drawn {
-            Ok(_) => Decision::Admitted(Permit::new(tool, fill)),
-            Err(state) => {
-                let wait = bucket.wait(state, now, price);
-                Self::overruled(
-                    rules,
-                    self.rejection(limited.number, tool, Some(wait), fill),
-                )
-            }
-        })
+        let verdict = verdict(bucket, reached, now, price, drawn);
+        let decision = self.decision(tool, verdict, |_| limited.number);
+        Some(overruled(rules, decision))
     }
 
     /// Decides by any number of limits; not where a bucket has moved.
@@ -409,24 +396,22 @@ impl Limiter {
         for limited in limits {
             self.warn(limited);
         }
-        Some(match self.decision(limits, tool, verdict) {
-            Decision::Rejected(rejection) => Self::overruled(rules, rejection),
-            admitted @ Decision::Admitted(_) => admitted,
-        })
+        let decision = self.decision(tool, verdict, |index| limits[index].number);
+        Some(overruled(rules, decision))
     }
 
-    /// What a verdict comes to, where this is no dry run.
+    /// What a verdict comes to, where this is no dry run. `number` is of a limit's name, by its place.
     #[inline(always)]
     fn decision(
         &self,
-        limits: &[Arc<Limited>],
         tool: Option<Number>,
         verdict: Verdict,
+        number: impl Fn(usize) -> Number,
     ) -> Decision<'_> {
         match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
-                Decision::Rejected(self.rejection(limits[index].number, tool, wait, fill))
+                Decision::Rejected(self.rejection(number(index), tool, wait, fill))
             }
         }
     }
@@ -453,18 +438,6 @@ impl Limiter {
         }
     }
 
-    /// Rejects, unless this is a dry run.
-    fn overruled<'a>(rules: &Rules, rejection: Rejection<'a>) -> Decision<'a> {
-        if rules.dry_run {
-            return Decision::Admitted(Permit {
-                tool: rejection.tool,
-                fill: Some(rejection.fill),
-                overruled: Some(Box::new(rejection)),
-            });
-        }
-        Decision::Rejected(rejection)
-    }
-
     fn warn(&self, limited: &Limited) {
         if limited.buckets.was_pooled() {
             log::warn!(
@@ -473,6 +446,34 @@ impl Limiter {
                 self.name(limited.number)
             );
         }
+    }
+}
+
+/// What a draw from one bucket came to: the state after it, or the one that refused it.
+#[inline(always)]
+fn verdict(
+    bucket: &Bucket,
+    reached: Reached<'_>,
+    now: u64,
+    price: Price,
+    drawn: Result<u64, u64>,
+) -> Verdict {
+    let fill = |state| bucket.fill(reached.missing(state));
+    match drawn {
+        Ok(state) => Verdict::Admitted(fill(state)),
+        Err(state) => Verdict::Refused(0, Some(bucket.wait(state, now, price)), fill(state)),
+    }
+}
+
+/// A decision, which in a dry run admits.
+fn overruled<'a>(rules: &Rules, decision: Decision<'a>) -> Decision<'a> {
+    match decision {
+        Decision::Rejected(rejection) if rules.dry_run => Decision::Admitted(Permit {
+            tool: rejection.tool,
+            fill: Some(rejection.fill),
+            overruled: Some(Box::new(rejection)),
+        }),
+        decision => decision,
     }
 }
 
