@@ -31,7 +31,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::limit::{refused_fields, refused_tools};
-use crate::rules::DEFAULT;
+use crate::rules::{Config, DEFAULT};
 use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
 use report::{MOST, Problem, report};
 pub use schema::schema;
@@ -474,13 +474,13 @@ fn assemble(name: &str, entries: &[Entry<'_>]) -> Result<Limit, ConfigError> {
 /// The limit, where a limiter takes it.
 fn checked(name: &str, limit: Limit) -> Result<Limit, ConfigError> {
     limit.check()?;
-    let builder = Limiter::builder();
-    let builder = if name == DEFAULT {
-        builder.default_limit(limit.clone())
+    let mut config = Config::default();
+    if name == DEFAULT {
+        config.default = Some(limit.clone());
     } else {
-        builder.limit(name, limit.clone())
-    };
-    builder.build().map(|_| limit)
+        config.limits.push((name.to_owned(), limit.clone()));
+    }
+    config.check().map(|_| limit)
 }
 
 fn pace(entry: &Entry<'_>) -> Result<Limit, ConfigError> {

@@ -99,7 +99,7 @@ enum Part {
 type Remembered = RwLock<Option<(Box<str>, Box<[Arc<Limited>]>)>>;
 
 /// A limit that was found to be right, before it has buckets.
-struct Checked<'a> {
+pub(crate) struct Checked<'a> {
     name: &'a str,
     limit: &'a Limit,
     bucket: Bucket,
@@ -130,7 +130,8 @@ impl Config {
         Ok(Rules::new(limits, self, number))
     }
 
-    fn check(&self) -> Result<Vec<Checked<'_>>, ConfigError> {
+    /// The limits, if all of them are right.
+    pub(crate) fn check(&self) -> Result<Vec<Checked<'_>>, ConfigError> {
         let mut seen = HashSet::with_capacity(self.limits.len());
         let mut checked = Vec::with_capacity(self.limits.len() + 1);
         for (name, limit) in &self.limits {
@@ -285,8 +286,7 @@ impl Rules {
         tool: &str,
         then: impl FnOnce(&[Arc<Limited>], Option<Number>) -> T,
     ) -> T {
-        if let Some(index) = self.route(tool) {
-            let route = &self.routes[index];
+        if let Some(route) = self.candidate(tool).filter(|route| same(&route.tool, tool)) {
             return then(&route.limits, Some(route.number));
         }
         if self.patterns.is_empty() {

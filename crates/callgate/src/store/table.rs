@@ -270,7 +270,8 @@ impl Shard {
         self.drop_some(full)
     }
 
-    /// Drops all full buckets, and takes a size at which a quarter as many keys as are left fit in.
+    /// Drops all buckets at `full` or below, and takes a size at which a quarter as many keys as are left
+    /// fit in.
     fn rebuild(&mut self, full: u64) {
         let mut left = Vec::with_capacity(self.kept);
         for slot in self.slots.iter().filter(|slot| slot.key != Key::NONE) {
