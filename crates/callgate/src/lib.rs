@@ -40,6 +40,6 @@ mod store;
 pub use clock::{HighWater, Reading};
 pub use decision::{Call, Decision, Level, Permit, Reason, Rejection};
 pub use error::ConfigError;
-pub use limit::{Limit, MAX_BURST};
+pub use limit::{Limit, MAX_BURST, MAX_WAIT};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};

@@ -3,12 +3,16 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::rate::count_per_unit;
 use crate::{ConfigError, Count, Rate, Unit};
 
 /// The largest burst, and the largest cost that a call can be admitted at: 2^32 - 1 tokens.
 pub const MAX_BURST: u64 = u32::MAX as u64;
+
+/// The longest time that a call may wait for its turn: a day.
+pub const MAX_WAIT: Duration = Duration::from_secs(86_400);
 
 /// A token bucket: a rate, and a burst (its capacity, in tokens). It starts full.
 ///
@@ -40,6 +44,8 @@ pub struct Limit {
     cost: u64,
     tools: Option<Vec<String>>,
     per: Vec<String>,
+    max_wait: Duration,
+    max_concurrent: Option<u64>,
 }
 
 /// How fast a limit lets calls through, as it was asked for.
@@ -143,6 +149,8 @@ impl Limit {
             cost: 1,
             tools: None,
             per: Vec::new(),
+            max_wait: Duration::ZERO,
+            max_concurrent: None,
         }
     }
 
@@ -180,6 +188,26 @@ impl Limit {
         self
     }
 
+    /// Sets how long a call may wait for its turn, up to [`MAX_WAIT`]; it is zero
+    /// until then: calls are refused at once.
+    ///
+    /// A call that cannot be served within this time is refused at once too, without waiting.
+    #[must_use]
+    pub fn max_wait(mut self, time: Duration) -> Self {
+        self.max_wait = time;
+        self
+    }
+
+    /// Sets how many admitted calls may run at the same time in this process: from 1 to 2^32 - 1.
+    ///
+    /// Where fields split the limit, so many for each of its buckets. A call runs until its
+    /// [`Permit`](crate::Permit) is dropped.
+    #[must_use]
+    pub fn max_concurrent(mut self, calls: u64) -> Self {
+        self.max_concurrent = Some(calls);
+        self
+    }
+
     /// The capacity, in tokens.
     #[must_use]
     pub fn capacity(&self) -> u64 {
@@ -202,6 +230,18 @@ impl Limit {
     #[must_use]
     pub fn split_by(&self) -> &[String] {
         &self.per
+    }
+
+    /// How long a call may wait for its turn.
+    #[must_use]
+    pub fn longest_wait(&self) -> Duration {
+        self.max_wait
+    }
+
+    /// How many calls may run at the same time, where that is limited.
+    #[must_use]
+    pub fn most_concurrent(&self) -> Option<u64> {
+        self.max_concurrent
     }
 
     /// The quota, where this limit was asked for as one: never more than so many in any such time.
@@ -256,6 +296,10 @@ impl Limit {
         self.rate()?;
         check_whole("burst", self.burst, MAX_BURST, "")?;
         check_whole("cost", self.cost, self.burst, "at most the burst")?;
+        if let Some(calls) = self.max_concurrent {
+            check_whole("max_concurrent", calls, MAX_BURST, "")?;
+        }
+        check_wait(self.max_wait)?;
         if self.tools.as_ref().is_some_and(Vec::is_empty) {
             return Err(ConfigError::new("tools", "at least one name", "none"));
         }
@@ -286,6 +330,12 @@ impl fmt::Debug for Limit {
         if !self.per.is_empty() {
             shown.field("per", &self.per);
         }
+        if !self.max_wait.is_zero() {
+            shown.field("max_wait", &self.max_wait);
+        }
+        if let Some(calls) = &self.max_concurrent {
+            shown.field("max_concurrent", calls);
+        }
         shown.finish()
     }
 }
@@ -315,6 +365,15 @@ fn check_whole(
     };
     let allowed = format!("a whole number from 1 to {}{why}", grouped(most));
     Err(ConfigError::new(field, allowed, value.to_string()))
+}
+
+/// Whether a call may wait so long.
+fn check_wait(time: Duration) -> Result<(), ConfigError> {
+    if time <= MAX_WAIT {
+        return Ok(());
+    }
+    let allowed = "a time from 0 to 86,400 s";
+    Err(ConfigError::new("max_wait", allowed, format!("{time:?}")))
 }
 
 /// A number with its digits in groups of three.
