@@ -101,6 +101,7 @@ WHAT_NO_SCHEMA_SAYS = {
     ("rates", "nan"),
     # A schema's whole number may be written with a point.
     ("bursts", "point"),
+    ("concurrency", "point"),
     # Ranges that depend on a unit, or on another key.
     ("rates", "fast"),
     ("rates", "slow"),
@@ -108,6 +109,8 @@ WHAT_NO_SCHEMA_SAYS = {
     ("quotas", "burst"),
     ("quotas", "huge"),
     ("quotas", "dear"),
+    ("waits", "long"),
+    ("waits", "fine"),
 }
 
 

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use callgate::{ConfigError, Level, Limit, Limiter, Unit};
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, Table, presets};
 
 use crate::Outcome;
 
@@ -77,7 +78,17 @@ fn heading(file: &str, limits: usize, dry_run: bool) -> String {
 }
 
 fn limits_table(limits: &[Level<'_>]) -> String {
-    let mut table = table(["limit", "rate", "burst", "cost", "per", "tools"], &[2, 3]);
+    let header = [
+        "limit",
+        "rate",
+        "burst",
+        "cost",
+        "max_wait",
+        "max_concurrent",
+        "per",
+        "tools",
+    ];
+    let mut table = table(header, &[2, 3, 4, 5]);
     for Level { name, limit, .. } in limits {
         let mut per = limit.split_by().to_vec();
         let tools = if *name == DEFAULT {
@@ -91,11 +102,26 @@ fn limits_table(limits: &[Level<'_>]) -> String {
             rate(limit),
             grouped(limit.capacity()),
             grouped(limit.default_cost()),
+            max_wait(limit),
+            limit.most_concurrent().map_or_else(String::new, grouped),
             listed(&per),
             tools,
         ]);
     }
+    for column in [4, 5] {
+        hide_if_empty(&mut table, column);
+    }
     table.trim_fmt()
+}
+
+/// Hides what no limit of the file has.
+fn hide_if_empty(table: &mut Table, column: usize) {
+    let mut cells = table.column_cells_iter(column).flatten();
+    if cells.all(|cell| cell.content().is_empty())
+        && let Some(column) = table.column_mut(column)
+    {
+        column.set_constraint(ColumnConstraint::Hidden);
+    }
 }
 
 fn rate(limit: &Limit) -> String {
@@ -103,6 +129,13 @@ fn rate(limit: &Limit) -> String {
         (Some((count, unit)), _) => format!("{count}/{} quota", unit.symbol()),
         (None, Ok(rate)) => rate.to_string(),
         (None, Err(error)) => error.to_string(),
+    }
+}
+
+fn max_wait(limit: &Limit) -> String {
+    match limit.longest_wait() {
+        Duration::ZERO => String::new(),
+        time => format!("{time:?}"),
     }
 }
 

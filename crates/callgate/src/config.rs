@@ -9,6 +9,8 @@
 //! tools = ["crm_*", "lookup_customer"]
 //! quota = "300/min"
 //! per = ["tenant"]
+//! max_wait = "2s"
+//! max_concurrent = 4
 //!
 //! [default]                       # each tool that no limit holds for
 //! rate = "10/s"
@@ -26,13 +28,14 @@ use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::limit::{refused_fields, refused_tools};
 use crate::rules::{Config, DEFAULT};
-use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, Unit};
+use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, MAX_WAIT, Unit};
 use report::{MOST, Problem, report};
 pub use schema::schema;
 
@@ -146,10 +149,11 @@ enum Takes {
     Whole,
     Tools,
     Fields,
+    Time,
 }
 
 /// The keys of a limit. What is read, the schema and the spelling hints all come from here.
-const KEYS: [Key; 7] = [
+const KEYS: [Key; 9] = [
     Key {
         name: "requests_per_second",
         takes: Takes::Number,
@@ -185,10 +189,28 @@ const KEYS: [Key; 7] = [
         takes: Takes::Fields,
         means: "The fields of a call that split this limit: each combination of their values has a bucket of its own. The field 'tool' is the tool's name.",
     },
+    Key {
+        name: "max_wait",
+        takes: Takes::Time,
+        means: "How long a call may wait for its turn, such as '2s': up to 86,400 s, in ms, s, min or h. One that cannot be served within that time is refused at once. 0s unless given: no call waits.",
+    },
+    Key {
+        name: "max_concurrent",
+        takes: Takes::Whole,
+        means: "How many admitted calls may run at the same time in one process; where fields split the limit, so many for each of its buckets. As many as there are unless given.",
+    },
+];
+
+/// The units that a time is written in, in nanoseconds.
+const TIME_UNITS: [(&str, u128); 4] = [
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("min", 60_000_000_000),
+    ("h", 3_600_000_000_000),
 ];
 
 /// Keys of the design that this version cannot honour yet.
-const LATER: [&str; 4] = ["max_concurrent", "max_wait", "on_store_error", "store"];
+const LATER: [&str; 2] = ["on_store_error", "store"];
 
 const NOT_YET: &str = "this version of callgate does not support it";
 
@@ -459,6 +481,12 @@ fn assemble(name: &str, entries: &[Entry<'_>]) -> Result<Limit, ConfigError> {
     if let Some(cost) = find("cost") {
         limit = limit.cost(whole(cost.value.get_ref()));
     }
+    if let Some(wait) = find("max_wait") {
+        limit = limit.max_wait(time(wait)?);
+    }
+    if let Some(calls) = find("max_concurrent") {
+        limit = limit.max_concurrent(whole(calls.value.get_ref()));
+    }
     for entry in entries {
         limit = match (entry.key.takes, entry.value.get_ref()) {
             (Takes::Tools | Takes::Fields, DeValue::Array(values)) => {
@@ -511,6 +539,32 @@ fn whole(value: &DeValue<'_>) -> u64 {
     })
 }
 
+fn time(entry: &Entry<'_>) -> Result<Duration, ConfigError> {
+    let text = entry.value.get_ref().as_str().unwrap_or_default();
+    parse_time(text).ok_or_else(|| {
+        let allowed = "a time with its unit (ms, s, min or h), such as '2s', from 0 to 86,400 s in whole nanoseconds";
+        ConfigError::new(entry.key.name, allowed, "")
+    })
+}
+
+/// Reads a decimal and its unit; none where it is not that, longer than a call may wait, or finer than a
+/// nanosecond.
+fn parse_time(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic())?);
+    let (_, unit) = TIME_UNITS.into_iter().find(|(symbol, _)| *symbol == unit)?;
+    let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
+    let digits = [whole, decimals].concat();
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    // What overflows here is far out of range, or far too fine.
+    let scaled = digits.parse::<u128>().ok()?.checked_mul(unit)?;
+    let scale = 10_u128.checked_pow(u32::try_from(decimals.len()).ok()?)?;
+    let nanos = Some(scaled / scale).filter(|_| scaled.is_multiple_of(scale))?;
+    let time = Duration::from_nanos(u64::try_from(nanos).ok()?);
+    Some(time).filter(|time| *time <= MAX_WAIT)
+}
+
 /// The limit with these names as its tools or fields.
 fn named(limit: Limit, key: &'static Key, values: &[Value<'_>]) -> Result<Limit, ConfigError> {
     let names = values.iter().map(|value| value.get_ref().as_str());
@@ -529,7 +583,7 @@ fn no_names(key: &Key) -> ConfigError {
     ConfigError::new(key.name, allowed, "")
 }
 
-/// The names of a list that are refused.
+/// The names in a list of tools or fields that are refused.
 fn wrong_names<'v>(key: &'static Key, value: &'v Value<'v>) -> Vec<(&'v Value<'v>, ConfigError)> {
     let values = value.get_ref().as_array().into_iter().flatten();
     let (texts, others): (Vec<_>, Vec<_>) = values.partition(|value| value.get_ref().is_str());
@@ -537,7 +591,8 @@ fn wrong_names<'v>(key: &'static Key, value: &'v Value<'v>) -> Vec<(&'v Value<'v
     let names: Vec<String> = names.map(ToOwned::to_owned).collect();
     let refused: Vec<_> = match key.takes {
         Takes::Tools => refused_tools(&names).collect(),
-        _ => refused_fields(&names).collect(),
+        Takes::Fields => refused_fields(&names).collect(),
+        _ => return Vec::new(),
     };
     let refused = refused
         .into_iter()

@@ -22,6 +22,8 @@ rate = "300/min"
 burst = 20
 cost = 2
 per = ["tenant", "tool"]
+max_wait = "1.5s"
+max_concurrent = 4
 
 [limits."search documents"]
 quota = "1_00/h"
@@ -34,6 +36,8 @@ b.burst = +20
 [default]
 rate = "0.5/s"
 burst = 10
+max_wait = "2min"
+max_concurrent = 1
 "#;
 
 fn good() -> String {
@@ -86,16 +90,121 @@ fn a_file_says_what_the_builder_says() {
                 .burst(20)
                 .cost(2)
                 .tools(["crm_*", "lookup_customer"])
-                .per(["tenant", "tool"]),
+                .per(["tenant", "tool"])
+                .max_wait(Duration::from_millis(1_500))
+                .max_concurrent(4),
         ),
         ("search documents", Limit::quota(100, Unit::Hour)),
         ("a_slow_one", Limit::per_second(0.001).burst(16)),
         ("b", Limit::quota(100, Unit::Minute).burst(20)),
-        ("[default]", Limit::per_second(0.5).burst(10)),
+        (
+            "[default]",
+            Limit::per_second(0.5)
+                .burst(10)
+                .max_wait(Duration::from_secs(120))
+                .max_concurrent(1),
+        ),
     ];
     let expected = expected.map(|(name, limit)| (name.to_owned(), limit));
     assert_eq!(limits, expected, "in the file's order");
     assert!(dry_run);
+}
+
+fn with_wait(wait: &str) -> String {
+    format!("limits.search = {{ rate = '1/s', burst = 1, max_wait = {wait} }}")
+}
+
+#[test]
+fn a_time_is_read_to_the_nanosecond() {
+    for (written, nanos) in [
+        ("0s", 0),
+        ("000.0h", 0),
+        ("2s", 2_000_000_000),
+        ("500ms", 500_000_000),
+        ("1.5s", 1_500_000_000),
+        ("2min", 120_000_000_000),
+        ("0.1h", 360_000_000_000),
+        (".5s", 500_000_000),
+        ("5.s", 5_000_000_000),
+        ("0.000001ms", 1),
+        ("0.000000001s", 1),
+        ("1.10000000000000000000s", 1_100_000_000),
+        ("0.0000000000025h", 9),
+        ("24h", 86_400_000_000_000),
+        ("86399.999999999s", 86_399_999_999_999),
+        ("86400000ms", 86_400_000_000_000),
+    ] {
+        let (limits, _) = read(&with_wait(&format!("'{written}'"))).expect("a good file");
+        let time = limits[0].1.longest_wait();
+        assert_eq!(time, Duration::from_nanos(nanos), "{written}");
+    }
+}
+
+/// R04, R48
+#[test]
+fn what_is_no_time_that_a_call_may_wait_is_refused_with_what_is_allowed() {
+    let long = "9".repeat(1_000);
+    let texts = [
+        "",
+        " ",
+        "2",
+        "s",
+        ".s",
+        "2 s",
+        " 2s",
+        "2s ",
+        "2m",
+        "2S",
+        "2sec",
+        "2d",
+        "2us",
+        "2µs",
+        "1day",
+        "-2s",
+        "-0s",
+        "+2s",
+        "inf",
+        "nan",
+        "NaNs",
+        "1e3s",
+        "1_000s",
+        "1,5s",
+        "1.2.3s",
+        "1s500ms",
+        "0x10s",
+        "\u{ff12}s",
+        "2/s",
+        "24.1h",
+        "86400.000000001s",
+        "86400001ms",
+        "0.0000000001s",
+        "0.0000001ms",
+        "18446744073709551616s",
+        &format!("{long}s"),
+        &format!("0.{long}s"),
+    ]
+    .map(|text| format!("'{text}'"));
+    let others = [
+        "2",
+        "0",
+        "2.0",
+        "inf",
+        "true",
+        "[2]",
+        "['2s']",
+        "{ s = 2 }",
+        "07:32:00",
+    ];
+    for written in texts.iter().map(String::as_str).chain(others) {
+        let error = refusal(&with_wait(written));
+        let said = "error: limit 'search': max_wait must be a time with its unit (ms, s, min or h), \
+            such as '2s', from 0 to 86,400 s in whole nanoseconds, got ";
+        assert!(error.starts_with(said), "{written}: {error}");
+        let shown: String = written.chars().take(60).collect();
+        assert!(error[said.len()..].starts_with(&shown), "{error}");
+        assert!(error.contains("--> limits.toml:1:55\n"), "{error}");
+        assert_eq!(error.matches("error: ").count(), 1, "{error}");
+    }
 }
 
 #[test]
@@ -369,11 +478,14 @@ fn pieces() -> impl Strategy<Value = String> {
         "cost = ",
         "tools = ",
         "per = ",
-        "max_wait",
+        "max_wait = ",
+        "max_concurrent = ",
         "store",
         "brust",
         "\"300/min\"",
         "\"100/s\"",
+        "\"1.5s\"",
+        "2min",
         "0",
         "1",
         "2.0",

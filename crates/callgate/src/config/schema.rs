@@ -8,8 +8,8 @@ use crate::rules::DEFAULT;
 
 /// The JSON Schema (draft 2020-12) of a file of limits, for editors and other checkers.
 ///
-/// What no schema can say, a reader still refuses: a burst that is not below its quota, a rate that is
-/// out of range once its unit counts, a burst of `2.0`.
+/// What no schema can say, a reader still refuses: a burst that is not below its quota, a rate or a time that
+/// is out of range once its unit counts, a burst of `2.0`.
 #[must_use]
 pub fn schema() -> String {
     let schema = json!({
@@ -69,6 +69,9 @@ fn limit(name: &str) -> Value {
 /// A decimal above 0.
 const DECIMAL: &str = r"(0*[1-9][0-9]*(\.[0-9]*)?|0*\.0*[1-9][0-9]*)(e[-+]?[0-9]+)?";
 
+/// A time: a decimal and its unit, with no space between.
+const TIME: &str = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)(ms|s|min|h)$";
+
 const TWO_OR_MORE: &str = "0*([2-9]|[1-9][0-9]+)";
 
 /// The pattern of a number and a unit with a slash between.
@@ -94,6 +97,7 @@ fn property(key: &Key) -> Value {
         Takes::Fields => {
             json!({ "type": "array", "items": { "$ref": "#/$defs/field" }, "uniqueItems": true })
         }
+        Takes::Time => json!({ "type": "string", "pattern": TIME }),
     };
     property["description"] = key.means.into();
     property
