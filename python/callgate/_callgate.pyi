@@ -39,6 +39,12 @@ class ToolRateLimit:
             their values has a bucket of its own, and a call without such a field falls into that
             field's one bucket for "missing". ``"tool"`` is the tool's name; ``cost`` and
             ``max_wait`` are no fields.
+        max_wait: How many seconds a call may wait for its turn, from 0 to 86,400, to the nearest
+            nanosecond. One that cannot be served within this time is refused at once, without
+            waiting.
+        max_concurrent: How many admitted calls may run at the same time in this process, from 1 to
+            4,294,967,295; where fields split the limit, so many for each of its buckets. None for
+            any number.
         cost: What a call spends that does not say its cost itself: from 1 token to the burst.
 
     Raises:
@@ -59,6 +65,8 @@ class ToolRateLimit:
         *,
         tools: Iterable[str] | None = None,
         per: Iterable[str] = (),
+        max_wait: float | SupportsIndex = 0.0,
+        max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
     ) -> ToolRateLimit: ...
     @classmethod
@@ -69,6 +77,8 @@ class ToolRateLimit:
         *,
         tools: Iterable[str] | None = None,
         per: Iterable[str] = (),
+        max_wait: float | SupportsIndex = 0.0,
+        max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
     ) -> ToolRateLimit:
         """A limit of so many requests a minute.
@@ -78,6 +88,8 @@ class ToolRateLimit:
             burst: How many tokens the bucket holds.
             tools: As in `ToolRateLimit`.
             per: As in `ToolRateLimit`.
+            max_wait: As in `ToolRateLimit`.
+            max_concurrent: As in `ToolRateLimit`.
             cost: As in `ToolRateLimit`.
 
         Raises:
@@ -97,6 +109,8 @@ class ToolRateLimit:
         *,
         tools: Iterable[str] | None = None,
         per: Iterable[str] = (),
+        max_wait: float | SupportsIndex = 0.0,
+        max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
     ) -> ToolRateLimit:
         """A limit whose rate is written as services write it.
@@ -106,6 +120,8 @@ class ToolRateLimit:
             burst: How many tokens the bucket holds.
             tools: As in `ToolRateLimit`.
             per: As in `ToolRateLimit`.
+            max_wait: As in `ToolRateLimit`.
+            max_concurrent: As in `ToolRateLimit`.
             cost: As in `ToolRateLimit`.
 
         Raises:
@@ -126,6 +142,8 @@ class ToolRateLimit:
         *,
         tools: Iterable[str] | None = None,
         fields: Iterable[str] = (),
+        max_wait: float | SupportsIndex = 0.0,
+        max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
     ) -> ToolRateLimit:
         """A limit of never more than so many tokens in any second, minute, hour or day.
@@ -140,6 +158,8 @@ class ToolRateLimit:
                 tenth of it, at least 1.
             tools: As in `ToolRateLimit`.
             fields: The fields that split the limit: what is `per` in `ToolRateLimit`.
+            max_wait: As in `ToolRateLimit`.
+            max_concurrent: As in `ToolRateLimit`.
             cost: As in `ToolRateLimit`.
 
         Raises:
@@ -172,6 +192,14 @@ class ToolRateLimit:
     @property
     def per(self) -> tuple[str, ...]:
         """The fields that split the limit."""
+
+    @property
+    def max_wait(self) -> float:
+        """How long a call may wait for its turn, in seconds."""
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """How many calls may run at the same time in this process; None for any number."""
 
     @property
     def cost(self) -> int:
@@ -432,11 +460,4 @@ def restore_decision(
     remaining: int | None,
     retry_after: float | None,
 ) -> Decision: ...
-def restore_limit(
-    rate: str,
-    is_quota: bool,
-    burst: int,
-    tools: Sequence[str] | None,
-    per: Sequence[str],
-    cost: int,
-) -> ToolRateLimit: ...
+def restore_limit(parts: Mapping[str, object]) -> ToolRateLimit: ...

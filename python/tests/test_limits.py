@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ NO_FIELD = (
     "must be names of fields, such as 'tenant', without spaces around them "
     "and other than 'cost' and 'max_wait', got"
 )
+NO_WAIT = "max_wait must be an int or a float, from 0 to 86,400 seconds, got"
+NO_CONCURRENCY = "max_concurrent must be a whole number from 1 to 4,294,967,295, got"
 NO_RATE = "rate must be N/s, N/min, N/h or N/day with N a number, such as '300/min' or '0.5/s', got"
 LARGEST_BURST = 2**32 - 1
 
@@ -231,7 +234,7 @@ def test_a_missing_or_misspelt_argument_is_a_type_error_that_names_it(
         make(*arguments, **named)
 
 
-# --- tools, fields and cost ----------------------------------------------------------------------
+# --- tools, fields, waiting, concurrency and cost ------------------------------------------------
 
 Make = Callable[..., ToolRateLimit]
 
@@ -330,6 +333,59 @@ def test_r04_r05_a_cost_that_no_call_can_have_is_refused(make: Make, per: str, c
     assert refusal(lambda: make(cost=cost)) == message
 
 
+@every_maker
+def test_a_limit_keeps_how_long_calls_may_wait_and_how_many_may_run(make: Make, per: str) -> None:
+    bare = make()
+    assert (bare.max_wait, bare.max_concurrent) == (0.0, None)
+    assert make(max_wait=0, max_concurrent=None) == make(max_wait=-0.0) == bare
+
+    full = make(max_wait=1.5, max_concurrent=4, **{per: "tenant"})
+    assert (full.max_wait, full.max_concurrent) == (1.5, 4)
+    assert full == make(max_wait=3 / 2, max_concurrent=Index(4), **{per: ["tenant"]})
+    assert make(max_wait=Index(2)) == make(max_wait=2) == make(max_wait=2.0)
+    assert make(max_concurrent=LARGEST_BURST).max_concurrent == LARGEST_BURST
+
+
+def test_a_wait_counts_in_whole_nanoseconds_up_to_a_day() -> None:
+    for wait, kept in [
+        (1e-9, 1e-9),
+        (0.4e-9, 0.0),
+        (0.6e-9, 1e-9),
+        (5e-324, 0.0),
+        (0.1, 0.1),
+        (1 / 3, 0.333333333),
+        (86_399.999999999, 86_399.999999999),
+        (86_400, 86_400.0),
+        (86_400.0, 86_400.0),
+    ]:
+        assert ToolRateLimit(1, 5, max_wait=wait).max_wait == kept
+    assert ToolRateLimit(1, 5, max_wait=0.1 + 0.2) == ToolRateLimit(1, 5, max_wait=0.3)
+
+
+@every_maker
+@pytest.mark.parametrize(
+    "wait",
+    [
+        *(-1, -1.0, -5e-324, -(2**70), 86_401, math.nextafter(86_400, math.inf), 2**64, 2**70),
+        *(1e300, math.nan, math.inf, -math.inf, True, False, None, "2", "2s", b"2", [2], 2j),
+        *(Decimal(2), Fraction(1, 2), Index(-1)),
+    ],
+    ids=repr,
+)
+def test_r04_a_wait_that_no_call_can_have_is_refused(make: Make, per: str, wait: Any) -> None:
+    assert refusal(lambda: make(max_wait=wait)) == f"{NO_WAIT} {wait!r}"
+
+
+@every_maker
+@pytest.mark.parametrize(
+    "calls",
+    [0, -1, -0.0, 1.0, 0.5, LARGEST_BURST + 1, 2**64, 2**70, math.nan, math.inf, True, False, "4"],
+    ids=repr,
+)
+def test_r04_a_number_of_calls_that_cannot_run_is_refused(make: Make, per: str, calls: Any) -> None:
+    assert refusal(lambda: make(max_concurrent=calls)) == f"{NO_CONCURRENCY} {calls!r}"
+
+
 # --- quotas --------------------------------------------------------------------------------------
 
 
@@ -402,6 +458,15 @@ def test_the_same_limit_written_three_ways_is_equal() -> None:
     assert limits == {ToolRateLimit(requests_per_second=5.0, burst=20)}
 
 
+def test_the_same_limit_written_in_a_file_is_equal(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(
+        "[limits.search]\nrate = '300/min'\nburst = 20\nmax_wait = '1500ms'\nmax_concurrent = 4\n"
+    )
+    limit = ToolRateLimit(5, 20, max_wait=1.5, max_concurrent=4)
+    assert Limiter.from_file(file).snapshot()["search"].limit == limit
+
+
 def test_limits_differ_by_rate_and_by_burst_and_from_other_types() -> None:
     limit = ToolRateLimit(5, 20)
     assert limit != ToolRateLimit(5, 21)
@@ -422,9 +487,11 @@ def test_a_float_means_its_shortest_decimal_not_its_binary_neighbour(unit: str) 
     assert ToolRateLimit(0.1, 1).requests_per_second == 0.1
 
 
-def test_limits_differ_by_tools_fields_and_cost() -> None:
+def test_limits_differ_by_all_that_they_are_given() -> None:
     limits = [
         *(ToolRateLimit(5, 20), ToolRateLimit(5, 20, cost=2)),
+        *(ToolRateLimit(5, 20, max_wait=wait) for wait in (1e-9, 2)),
+        *(ToolRateLimit(5, 20, max_concurrent=calls) for calls in (1, LARGEST_BURST)),
         *(ToolRateLimit(5, 20, tools=names) for names in (["a"], ["a", "b"], ["b", "a"])),
         *(ToolRateLimit(5, 20, per=names) for names in (["a"], ["a", "b"])),
     ]
@@ -433,7 +500,10 @@ def test_limits_differ_by_tools_fields_and_cost() -> None:
 
 def test_a_limit_cannot_be_changed_nor_subclassed() -> None:
     limit = ToolRateLimit(5, 20)
-    for name in ("requests_per_second", "burst", "tools", "per", "cost", "other"):
+    for name in (
+        *("requests_per_second", "burst", "tools", "per", "max_wait", "max_concurrent", "cost"),
+        "other",
+    ):
         with pytest.raises(AttributeError):
             setattr(limit, name, 1)
     with pytest.raises(TypeError):
@@ -460,6 +530,17 @@ def test_a_limit_cannot_be_changed_nor_subclassed() -> None:
                 """tools=('a*', "it's"), per=('tenant',), cost=2)"""
             ),
         ),
+        (
+            ToolRateLimit(2, 3, max_wait=2, max_concurrent=4, per="tenant", cost=2),
+            (
+                "ToolRateLimit(requests_per_second=2, burst=3, per=('tenant',), "
+                "max_wait=2.0, max_concurrent=4, cost=2)"
+            ),
+        ),
+        (
+            ToolRateLimit(2, 3, max_wait=1e-9),
+            "ToolRateLimit(requests_per_second=2, burst=3, max_wait=1e-9)",
+        ),
         (ToolRateLimit.quota(100, "min"), "ToolRateLimit.quota(100, per='min', burst=10)"),
         (
             ToolRateLimit.quota(100, "day", 1, tools="a", fields=["x", "y"]),
@@ -480,7 +561,13 @@ TOOLS = st.lists(NAMES, min_size=1, unique=True)
 FIELDS = st.lists(NAMES.filter(lambda name: name not in ("cost", "max_wait")), unique=True)
 OPTIONS = st.fixed_dictionaries(
     {},
-    optional={"tools": TOOLS, "per": FIELDS, "cost": st.integers(1, 7)},
+    optional={
+        "tools": TOOLS,
+        "per": FIELDS,
+        "max_wait": st.floats(0, 86_400) | st.integers(0, 86_400),
+        "max_concurrent": st.none() | st.integers(1, LARGEST_BURST),
+        "cost": st.integers(1, 7),
+    },
 )
 
 
@@ -491,8 +578,8 @@ def limit_with(options: dict[str, Any], burst: int) -> ToolRateLimit:
 
 def quota_with(options: dict[str, Any], count: int, unit: Any) -> ToolRateLimit:
     """A quota with the same options, but for the cost."""
-    tools, per = options.get("tools"), options.get("per", ())
-    return ToolRateLimit.quota(count, unit, tools=tools, fields=per)
+    given = {key: value for key, value in options.items() if key not in ("per", "cost")}
+    return ToolRateLimit.quota(count, unit, fields=options.get("per", ()), **given)
 
 
 LIMITS = st.one_of(

@@ -1,12 +1,14 @@
 //! `ToolRateLimit`.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use callgate::{ConfigError, Count, Limit, Unit};
+use callgate::{ConfigError, Count, Limit, MAX_WAIT, Unit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString, PyTuple, PyType};
 
+use crate::seconds::{nanos, seconds};
 use crate::{Argument, config_error, of_kind, refusal};
 
 /// A rate limit: a token bucket with a rate and a burst (its capacity). It starts full.
@@ -24,6 +26,10 @@ use crate::{Argument, config_error, of_kind, refusal};
 ///     `per`: The fields of a call that split the limit, such as `['tenant']`: each combination of their values
 ///         has a bucket of its own, and a call without such a field falls into that field's one bucket for
 ///         "missing". 'tool' is the tool's name.
+///     `max_wait`: How many seconds a call may wait for its turn, from 0 to 86,400, to the nearest nanosecond. One
+///         that cannot be served within this time is refused at once, without waiting.
+///     `max_concurrent`: How many admitted calls may run at the same time in this process, from 1 to
+///         4,294,967,295; where fields split the limit, so many for each of its buckets. None for any number.
 ///     `cost`: What a call spends that does not say its cost itself: from 1 token to the burst.
 ///
 /// Raises:
@@ -34,25 +40,51 @@ pub(crate) struct ToolRateLimit {
     pub(crate) limit: Limit,
 }
 
-/// What a limit is pickled and copied as: its rate or quota, whether that is a quota, and the rest.
-type Parts = (String, bool, u64, Option<Vec<String>>, Vec<String>, u64);
+/// What a limit is pickled and copied as.
+#[derive(FromPyObject, IntoPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Parts {
+    /// The rate, or the quota.
+    pace: String,
+    is_quota: bool,
+    burst: u64,
+    tools: Option<Vec<String>>,
+    per: Vec<String>,
+    max_wait_nanos: u64,
+    max_concurrent: Option<u64>,
+    cost: u64,
+}
 
 #[pymethods]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "Python gives most of them by name, or not at all"
+)]
 impl ToolRateLimit {
     #[new]
-    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
-        text_signature = "(requests_per_second, burst, *, tools=None, per=(), cost=1)")]
+    #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=Argument::Default, max_wait=Argument::Default,
+        max_concurrent=None, cost=Argument::Default),
+        text_signature = "(requests_per_second, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1)")]
     fn new(
         requests_per_second: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         per: Argument<'_>,
+        max_wait: Argument<'_>,
+        max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_second", requests_per_second, |count| {
             Limit::per_second(count)
         })?;
-        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
+        Options {
+            tools,
+            per,
+            max_wait,
+            max_concurrent,
+            cost,
+        }
+        .complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit of so many requests a minute.
@@ -60,25 +92,35 @@ impl ToolRateLimit {
     /// Args:
     ///     `requests_per_minute`: Tokens a minute, in the same range as `requests_per_second`.
     ///     `burst`: How many tokens the bucket holds.
-    ///     `tools`, `per`, `cost`: As in `ToolRateLimit`.
+    ///     `tools`, `per`, `max_wait`, `max_concurrent`, `cost`: As in `ToolRateLimit`.
     ///
     /// Raises:
     ///     `ConfigError`: If a value is of the wrong kind or out of range.
     #[classmethod]
-    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
-        text_signature = "(requests_per_minute, burst, *, tools=None, per=(), cost=1)")]
+    #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=Argument::Default, max_wait=Argument::Default,
+        max_concurrent=None, cost=Argument::Default),
+        text_signature = "(requests_per_minute, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1)")]
     fn per_minute(
         _class: &Bound<'_, PyType>,
         requests_per_minute: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         per: Argument<'_>,
+        max_wait: Argument<'_>,
+        max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_minute", requests_per_minute, |count| {
             Limit::per_minute(count)
         })?;
-        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
+        Options {
+            tools,
+            per,
+            max_wait,
+            max_concurrent,
+            cost,
+        }
+        .complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit whose rate is written as services write it.
@@ -86,19 +128,22 @@ impl ToolRateLimit {
     /// Args:
     ///     `rate`: 'N/s', 'N/min', 'N/h' or 'N/day', with N a decimal of up to 18 digits.
     ///     `burst`: How many tokens the bucket holds.
-    ///     `tools`, `per`, `cost`: As in `ToolRateLimit`.
+    ///     `tools`, `per`, `max_wait`, `max_concurrent`, `cost`: As in `ToolRateLimit`.
     ///
     /// Raises:
     ///     `ConfigError`: If the rate cannot be read, or a value is of the wrong kind or out of range.
     #[classmethod]
-    #[pyo3(signature = (rate, burst, *, tools=None, per=Argument::Default, cost=Argument::Default),
-        text_signature = "(rate, burst, *, tools=None, per=(), cost=1)")]
+    #[pyo3(signature = (rate, burst, *, tools=None, per=Argument::Default, max_wait=Argument::Default,
+        max_concurrent=None, cost=Argument::Default),
+        text_signature = "(rate, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1)")]
     fn parse(
         _class: &Bound<'_, PyType>,
         rate: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         per: Argument<'_>,
+        max_wait: Argument<'_>,
+        max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let Ok(text) = rate.cast::<PyString>() else {
@@ -107,7 +152,14 @@ impl ToolRateLimit {
         };
         let limit = text.to_string_lossy().parse::<Limit>();
         let limit = limit.map_err(|error| refused(&error, "rate", rate))?;
-        Options { tools, per, cost }.complete(with_burst(limit, burst)?, "per")
+        Options {
+            tools,
+            per,
+            max_wait,
+            max_concurrent,
+            cost,
+        }
+        .complete(with_burst(limit, burst)?, "per")
     }
 
     /// A limit of never more than so many tokens in any second, minute, hour or day.
@@ -121,13 +173,14 @@ impl ToolRateLimit {
     ///     `burst`: How many tokens the bucket holds: at least 1 and below the count; by default a tenth of it, at
     ///         least 1.
     ///     `fields`: The fields that split the limit: what is `per` in `ToolRateLimit`.
-    ///     `tools`, `cost`: As in `ToolRateLimit`.
+    ///     `tools`, `max_wait`, `max_concurrent`, `cost`: As in `ToolRateLimit`.
     ///
     /// Raises:
     ///     `ConfigError`: If a value is of the wrong kind or out of range.
     #[classmethod]
-    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=Argument::Default, cost=Argument::Default),
-        text_signature = "(count, per, burst=None, *, tools=None, fields=(), cost=1)")]
+    #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=Argument::Default, max_wait=Argument::Default,
+        max_concurrent=None, cost=Argument::Default),
+        text_signature = "(count, per, burst=None, *, tools=None, fields=(), max_wait=0.0, max_concurrent=None, cost=1)")]
     fn quota(
         _class: &Bound<'_, PyType>,
         count: &Bound<'_, PyAny>,
@@ -135,6 +188,8 @@ impl ToolRateLimit {
         burst: Option<&Bound<'_, PyAny>>,
         tools: Option<&Bound<'_, PyAny>>,
         fields: Argument<'_>,
+        max_wait: Argument<'_>,
+        max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
     ) -> PyResult<Self> {
         let unit = per.cast::<PyString>().ok();
@@ -162,6 +217,8 @@ impl ToolRateLimit {
         let options = Options {
             tools,
             per: fields,
+            max_wait,
+            max_concurrent,
             cost,
         };
         options.complete(limit, "fields")
@@ -196,6 +253,18 @@ impl ToolRateLimit {
         PyTuple::new(py, self.limit.split_by())
     }
 
+    /// How long a call may wait for its turn, in seconds.
+    #[getter]
+    fn max_wait(&self) -> f64 {
+        seconds(self.limit.longest_wait())
+    }
+
+    /// How many calls may run at the same time in this process; None for any number.
+    #[getter]
+    fn max_concurrent(&self) -> Option<u64> {
+        self.limit.most_concurrent()
+    }
+
     /// What a call spends that does not say its cost itself, in tokens.
     #[getter]
     fn cost(&self) -> u64 {
@@ -204,8 +273,8 @@ impl ToolRateLimit {
 
     pub(crate) fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let burst = self.limit.capacity();
-        let (text, is_quota, ..) = self.parts();
-        let mut shown = match (self.limit.as_quota(), plain_count(&self.limit, &text)) {
+        let Parts { pace, is_quota, .. } = self.parts();
+        let mut shown = match (self.limit.as_quota(), plain_count(&self.limit, &pace)) {
             (Some((count, unit)), _) => {
                 format!(
                     "ToolRateLimit.quota({count}, per='{}', burst={burst}",
@@ -215,7 +284,7 @@ impl ToolRateLimit {
             (None, Some(count)) => {
                 format!("ToolRateLimit(requests_per_second={count}, burst={burst}")
             }
-            (None, None) => format!("ToolRateLimit.parse('{text}', burst={burst}"),
+            (None, None) => format!("ToolRateLimit.parse('{pace}', burst={burst}"),
         };
         if let Some(tools) = self.tools(py)? {
             let _ = write!(shown, ", tools={}", tools.repr()?.to_string_lossy());
@@ -225,60 +294,68 @@ impl ToolRateLimit {
             let name = if is_quota { "fields" } else { "per" };
             let _ = write!(shown, ", {name}={}", per.repr()?.to_string_lossy());
         }
+        if !self.limit.longest_wait().is_zero() {
+            let _ = write!(shown, ", max_wait={:?}", self.max_wait());
+        }
+        if let Some(calls) = self.max_concurrent() {
+            let _ = write!(shown, ", max_concurrent={calls}");
+        }
         if self.cost() != 1 {
             let _ = write!(shown, ", cost={}", self.cost());
         }
         Ok(shown + ")")
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Parts)> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Parts,))> {
         let restore = py.import("callgate._callgate")?.getattr("restore_limit")?;
-        Ok((restore, self.parts()))
+        Ok((restore, (self.parts(),)))
     }
 }
 
 impl ToolRateLimit {
     fn parts(&self) -> Parts {
         let limit = &self.limit;
-        let rate = match limit.as_quota() {
+        let pace = match limit.as_quota() {
             Some((count, unit)) => format!("{count}/{}", unit.symbol()),
             None => limit
                 .rate()
                 .map_or_else(|error| error.to_string(), |rate| rate.to_string()),
         };
-        (
-            rate,
-            limit.as_quota().is_some(),
-            limit.capacity(),
-            limit.shared_by().map(<[String]>::to_vec),
-            limit.split_by().to_vec(),
-            limit.default_cost(),
-        )
+        Parts {
+            pace,
+            is_quota: limit.as_quota().is_some(),
+            burst: limit.capacity(),
+            tools: limit.shared_by().map(<[String]>::to_vec),
+            per: limit.split_by().to_vec(),
+            // A limit that was taken has no wait of more than a day.
+            max_wait_nanos: limit
+                .longest_wait()
+                .as_nanos()
+                .try_into()
+                .unwrap_or(u64::MAX),
+            max_concurrent: limit.most_concurrent(),
+            cost: limit.default_cost(),
+        }
     }
 }
 
 /// Makes a pickled limit again.
 #[pyfunction]
-pub(crate) fn restore_limit(
-    py: Python<'_>,
-    rate: &str,
-    is_quota: bool,
-    burst: u64,
-    tools: Option<Vec<String>>,
-    per: Vec<String>,
-    cost: u64,
-) -> PyResult<ToolRateLimit> {
-    let limit = if is_quota {
-        Limit::parse_quota(rate)
+pub(crate) fn restore_limit(py: Python<'_>, parts: Parts) -> PyResult<ToolRateLimit> {
+    let limit = if parts.is_quota {
+        Limit::parse_quota(&parts.pace)
     } else {
-        rate.parse()
+        parts.pace.parse()
     };
     let complete = |limit: Limit| {
-        let limit = limit.burst(burst).per(per).cost(cost);
-        let limit = match tools {
-            Some(tools) => limit.tools(tools),
-            None => limit,
-        };
+        let mut limit = limit.burst(parts.burst).per(parts.per).cost(parts.cost);
+        limit = limit.max_wait(Duration::from_nanos(parts.max_wait_nanos));
+        if let Some(tools) = parts.tools {
+            limit = limit.tools(tools);
+        }
+        if let Some(calls) = parts.max_concurrent {
+            limit = limit.max_concurrent(calls);
+        }
         limit.check()?;
         Ok(ToolRateLimit { limit })
     };
@@ -300,6 +377,8 @@ fn plain_count<'a>(limit: &Limit, text: &'a str) -> Option<&'a str> {
 struct Options<'a, 'py> {
     tools: Option<&'a Bound<'py, PyAny>>,
     per: Argument<'py>,
+    max_wait: Argument<'py>,
+    max_concurrent: Option<&'a Bound<'py, PyAny>>,
     cost: Argument<'py>,
 }
 
@@ -314,6 +393,13 @@ impl Options<'_, '_> {
         }
         if let Argument::Given(fields) = &self.per {
             limit = named(&limit, per, fields, Limit::per)?;
+        }
+        if let Argument::Given(time) = &self.max_wait {
+            limit = limit.max_wait(wait(time)?);
+        }
+        if let Some(calls) = self.max_concurrent {
+            let limited = limit.max_concurrent(whole(calls)?.unwrap_or(0));
+            limit = checked(limited, "max_concurrent", calls)?;
         }
         Ok(ToolRateLimit { limit })
     }
@@ -389,6 +475,24 @@ fn counted(
         Ok(_) => Ok(limit),
         Err(error) => Err(refused(&error, field, count)),
     }
+}
+
+/// How long a call may wait, from seconds as Python gave them.
+fn wait(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    let wait = match value.cast::<PyFloat>() {
+        Ok(float) => Some(float.value())
+            .filter(|seconds| (0.0..=MAX_WAIT.as_secs_f64()).contains(seconds))
+            .and_then(|seconds| nanos(seconds)?.try_into().ok())
+            .map(Duration::from_nanos),
+        Err(_) => integer(value)?
+            .and_then(|whole| whole.extract().ok())
+            .map(Duration::from_secs)
+            .filter(|wait| *wait <= MAX_WAIT),
+    };
+    wait.ok_or_else(|| {
+        let must = "max_wait must be an int or a float, from 0 to 86,400 seconds";
+        refusal(value, must)
+    })
 }
 
 /// A whole number of at least 1; one that is too large for 64 bits counts as the largest.
