@@ -69,6 +69,11 @@ impl Reached<'_> {
     }
 
     #[inline]
+    pub(crate) fn now(self) -> u64 {
+        self.now
+    }
+
+    #[inline]
     fn ceil(self) -> u64 {
         let exact = |refill: &Ratio| refill.is_exact(self.now, self.floor);
         self.floor + u64::from(!self.refill.is_none_or(exact))
@@ -121,6 +126,11 @@ impl Bucket {
         Some(Price { units, spare })
     }
 
+    /// The tokens of a price.
+    pub(crate) fn tokens(&self, price: &Price) -> u64 {
+        price.units / self.token.get()
+    }
+
     /// `R(now)`, for a time of at most [`MAX_NANOS`].
     #[inline]
     pub(crate) fn reached(&self, now: u64) -> Reached<'_> {
@@ -151,6 +161,25 @@ impl Bucket {
             }
             (Some(refill), None) => refill.long_wait(due, now),
         }
+    }
+
+    /// The state after so many tokens more, however long that takes.
+    pub(crate) fn after(&self, state: u64, now: Reached<'_>, tokens: u64) -> u64 {
+        if tokens == 0 {
+            return state;
+        }
+        let start = if state <= now.floor {
+            now.ceil()
+        } else {
+            state
+        };
+        let units = tokens.saturating_mul(self.token.get());
+        start.saturating_add(units).min(MAX_STATE)
+    }
+
+    /// The state of a bucket that is empty at this time.
+    pub(crate) fn empty(&self, at: u64) -> u64 {
+        self.after(0, self.reached(at), self.burst)
     }
 
     /// How full a bucket is that is short of so many units.

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::Limit;
 use crate::bucket::Fill;
 use crate::names::same;
+use crate::waiting::Running;
 
 /// A tool's call: its name, its fields and its cost.
 ///
@@ -29,6 +30,7 @@ use crate::names::same;
 pub struct Call<'a> {
     tool: &'a str,
     cost: Option<NonZeroU64>,
+    max_wait: Option<Duration>,
     fields: SmallVec<[(&'a str, &'a str); 2]>,
 }
 
@@ -40,6 +42,7 @@ impl<'a> Call<'a> {
         Self {
             tool,
             cost: None,
+            max_wait: None,
             fields: SmallVec::new_const(),
         }
     }
@@ -49,6 +52,15 @@ impl<'a> Call<'a> {
     #[must_use]
     pub fn cost(mut self, tokens: NonZeroU64) -> Self {
         self.cost = Some(tokens);
+        self
+    }
+
+    /// Sets how long the call may wait for its turn, whatever its limits say: see
+    /// [`Limiter::acquire`](crate::Limiter::acquire).
+    #[inline]
+    #[must_use]
+    pub fn max_wait(mut self, time: Duration) -> Self {
+        self.max_wait = Some(time);
         self
     }
 
@@ -77,6 +89,11 @@ impl<'a> Call<'a> {
     }
 
     #[inline]
+    pub(crate) fn given_wait(&self) -> Option<Duration> {
+        self.max_wait
+    }
+
+    #[inline]
     pub(crate) fn value(&self, field: &str) -> Option<&'a str> {
         let mut fields = self.fields.iter();
         fields
@@ -86,10 +103,10 @@ impl<'a> Call<'a> {
 }
 
 /// Whether a call may run now.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "a decision says whether the call may run"]
 pub enum Decision<'a> {
-    /// It may; its tokens are spent.
+    /// It may; its tokens are spent. It counts as running until the permit is dropped.
     Admitted(Permit<'a>),
     /// It may not; nothing was spent.
     Rejected(Rejection<'a>),
@@ -100,7 +117,7 @@ impl Decision<'_> {
     pub(crate) const UNRESTRICTED: Self = Self::Admitted(Permit {
         tool: None,
         fill: None,
-        overruled: None,
+        rest: None,
     });
 
     /// Whether the call may run.
@@ -133,13 +150,26 @@ impl Decision<'_> {
 }
 
 /// What an admitted call was given.
-#[derive(Clone, Debug)]
+///
+/// Hold it while the call runs, where a limit says how many may [at the same time](Limit::max_concurrent):
+/// whatever ends the call, dropping the permit lets the next one run.
 pub struct Permit<'a> {
     pub(crate) tool: Option<Number>,
     pub(crate) fill: Option<Remaining>,
-    /// Apart, since only dry runs have it.
-    pub(crate) overruled: Option<Box<Rejection<'a>>>,
+    /// Apart, since few have it.
+    pub(crate) rest: Option<Box<Rest<'a>>>,
 }
+
+/// What few permits have.
+#[derive(Debug)]
+pub(crate) enum Rest<'a> {
+    Overruled(Rejection<'a>),
+    Running(InFlight),
+}
+
+/// Counts a call as running, under all its limits that say how many may, until it is dropped.
+#[derive(Debug)]
+pub struct InFlight(#[expect(dead_code, reason = "held")] pub(crate) SmallVec<[Running; 1]>);
 
 impl<'a> Permit<'a> {
     #[inline]
@@ -147,7 +177,7 @@ impl<'a> Permit<'a> {
         Self {
             tool,
             fill: Some(Remaining(fill)),
-            overruled: None,
+            rest: None,
         }
     }
 
@@ -162,7 +192,30 @@ impl<'a> Permit<'a> {
     #[inline]
     #[must_use]
     pub fn overruled(&self) -> Option<&Rejection<'a>> {
-        self.overruled.as_deref()
+        match self.rest.as_deref() {
+            Some(Rest::Overruled(rejection)) => Some(rejection),
+            _ => None,
+        }
+    }
+
+    /// What counts the call as running, where a limit says how many may: to be held without the limiter.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(self) -> Option<InFlight> {
+        match self.rest.map(|rest| *rest) {
+            Some(Rest::Running(running)) => Some(running),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Permit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit")
+            .field("tool", &self.tool)
+            .field("fill", &self.fill)
+            .field("overruled", &self.overruled())
+            .finish()
     }
 }
 
@@ -173,7 +226,7 @@ pub struct Rejection<'a> {
     /// Why.
     pub reason: Reason,
     /// Enough time to wait, if nobody else spends, and no more than callgate needs; never zero.
-    /// None where no wait helps.
+    /// None where no wait helps, and where nobody knows how long it would be.
     pub retry_after: Option<Duration>,
     pub(crate) names: &'a Names,
     pub(crate) number: Number,
@@ -239,6 +292,10 @@ pub enum Reason {
     Rate,
     /// The call costs more than the bucket ever holds.
     Cost,
+    /// The limit is [paused](crate::Limiter::pause).
+    Paused,
+    /// As many calls run as may at the same time: no time can be told.
+    Concurrency,
 }
 
 /// A limit, and what its buckets hold.

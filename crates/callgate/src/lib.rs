@@ -23,6 +23,7 @@
 //! # Ok::<(), callgate::ConfigError>(())
 //! ```
 
+mod acquire;
 mod bucket;
 mod clock;
 #[cfg(feature = "config")]
@@ -36,10 +37,13 @@ mod names;
 mod rate;
 mod rules;
 mod store;
+mod waiting;
 
+pub use acquire::Turn;
 pub use clock::{HighWater, Reading};
-pub use decision::{Call, Decision, Level, Permit, Reason, Rejection};
+pub use decision::{Call, Decision, InFlight, Level, Permit, Reason, Rejection};
 pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST, MAX_WAIT};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
+pub use waiting::after_fork;

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,13 @@ use smallvec::SmallVec;
 use crate::bucket::{Bucket, Fill, Price, Reached};
 use crate::clock::{Clock, nanos};
 use crate::current::{Current, InForce};
-use crate::decision::{Call, Decision, Level, Names, Number, Permit, Reason, Rejection, Remaining};
+use crate::decision::{
+    Call, Decision, Level, Names, Number, Permit, Reason, Rejection, Remaining, Rest,
+};
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all, draw_each};
+use crate::waiting::Wakes;
 use crate::{ConfigError, Limit};
 
 /// Decides whether a call may run now.
@@ -43,10 +47,12 @@ use crate::{ConfigError, Limit};
 /// ```
 #[derive(Debug)]
 pub struct Limiter {
-    clock: Clock,
-    current: Current,
+    pub(crate) clock: Clock,
+    pub(crate) current: Current,
     names: Numbered,
-    secret: Secret,
+    pub(crate) secret: Secret,
+    /// How many calls came to wait.
+    pub(crate) arrivals: AtomicU64,
 }
 
 /// A decision in a place of its own: with one place for both ways, the short one goes through memory too.
@@ -162,9 +168,11 @@ impl Limiter {
             let allowed = "given when the limiter is made";
             return Err(ConfigError::new("clock", allowed, "one for a reload"));
         }
+        let mut wakes = Wakes::default();
         let old = self.current.hold();
         let rules = config.rules(Some(&old), now, |name| self.names.number(name))?;
         old.close(Some(&rules));
+        old.ask_again(&rules, &mut wakes);
         old.replace(rules);
         Ok(())
     }
@@ -259,13 +267,13 @@ impl Limiter {
     }
 
     #[inline]
-    fn name(&self, number: Number) -> &str {
+    pub(crate) fn name(&self, number: Number) -> &str {
         &self.names.names[number as usize]
     }
 
     /// Decides where there is little to decide: limits that nothing splits, or none. Leaves the rest.
     #[inline(always)]
-    fn decide(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
+    pub(crate) fn decide(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
         let rules = self.current.take();
         let Some(route) = rules.candidate(call.tool()) else {
             let open = rules.is_open();
@@ -317,8 +325,12 @@ impl Limiter {
     fn decide_plain(&self, route: &Route, plain: &Plain, now: u64) -> Option<Decision<'_>> {
         let tool = Some(route.number);
         let (buckets, price, number) = match plain {
+            Plain::One(buckets, ..) if buckets.is_held() => return None,
             Plain::One(buckets, price, number) => (buckets, *price, *number),
             Plain::Several(limits) => {
+                if limits.iter().any(|(buckets, _)| buckets.is_held()) {
+                    return None;
+                }
                 let verdict = draw_each(limits, now).ok()??;
                 return Some(self.decision(tool, verdict, |index| route.limits[index].number));
             }
@@ -363,6 +375,9 @@ impl Limiter {
         if limits.is_empty() {
             return Some(Decision::UNRESTRICTED);
         }
+        if limits.iter().any(|limited| limited.is_held()) {
+            return self.decide_in_turn(rules, limits, tool, call, now);
+        }
         if let [only] = limits
             && let Some(decision) = self.decide_one(rules, only, tool, call, now)
         {
@@ -381,23 +396,30 @@ impl Limiter {
         call: &Call<'_>,
         now: u64,
     ) -> Option<Decision<'_>> {
-        let mut draws = SmallVec::<[Draw<'_>; 4]>::new();
+        let draws = self.draws(limits, call, now);
+        let verdict = draw_all(&draws, now).ok()?;
+        self.warn_of_all(limits);
+        let decision = self.decision(tool, verdict, |index| limits[index].number);
+        Some(overruled(rules, decision))
+    }
+
+    /// What a call asks of its limits.
+    pub(crate) fn draws<'l>(
+        &self,
+        limits: &'l [Arc<Limited>],
+        call: &Call<'_>,
+        now: u64,
+    ) -> SmallVec<[Draw<'l>; 4]> {
         let mut before: Option<(&Limited, _)> = None;
-        for limited in limits {
+        let draws = limits.iter().map(|limited| {
             let key = match before {
                 Some((other, key)) if other.splits_like(limited) => key,
                 _ => limited.key(&self.secret, call),
             };
             before = Some((limited, key));
-            let price = limited.price(call.given_cost());
-            draws.push(Draw::new(&limited.buckets, now, price, key));
-        }
-        let verdict = draw_all(&draws, now).ok()?;
-        for limited in limits {
-            self.warn(limited);
-        }
-        let decision = self.decision(tool, verdict, |index| limits[index].number);
-        Some(overruled(rules, decision))
+            Draw::new(&limited.buckets, now, limited.price(call.given_cost()), key)
+        });
+        draws.collect()
     }
 
     /// What a verdict comes to, where this is no dry run. `number` is of a limit's name, by its place.
@@ -417,7 +439,7 @@ impl Limiter {
     }
 
     #[inline(always)]
-    fn rejection(
+    pub(crate) fn rejection(
         &self,
         number: Number,
         tool: Option<Number>,
@@ -438,8 +460,9 @@ impl Limiter {
         }
     }
 
-    fn warn(&self, limited: &Limited) {
-        if limited.buckets.was_pooled() {
+    /// Tells of those limits whose keys found no place for a bucket of their own.
+    pub(crate) fn warn_of_all(&self, limits: &[Arc<Limited>]) {
+        for limited in limits.iter().filter(|limited| limited.buckets.was_pooled()) {
             log::warn!(
                 "limit '{}' has a million buckets that are not full: calls with other fields share one bucket \
                  until there is room",
@@ -466,12 +489,12 @@ fn verdict(
 }
 
 /// A decision, which in a dry run admits.
-fn overruled<'a>(rules: &Rules, decision: Decision<'a>) -> Decision<'a> {
+pub(crate) fn overruled<'a>(rules: &Rules, decision: Decision<'a>) -> Decision<'a> {
     match decision {
         Decision::Rejected(rejection) if rules.dry_run => Decision::Admitted(Permit {
             tool: rejection.tool,
             fill: Some(rejection.fill),
-            overruled: Some(Box::new(rejection)),
+            rest: Some(Box::new(Rest::Overruled(rejection))),
         }),
         decision => decision,
     }
@@ -592,6 +615,7 @@ impl LimiterBuilder {
             current: Current::new(rules),
             names,
             secret: Secret::new(),
+            arrivals: AtomicU64::new(1),
         })
     }
 }

@@ -19,6 +19,7 @@ use crate::limit::check_name;
 use crate::names::{Names, same};
 use crate::store::Key;
 use crate::store::memory::Buckets;
+use crate::waiting::{Lines, Wakes};
 use crate::{ConfigError, Limit};
 
 /// The name of the limit for tools that no other limit holds for: nothing else can have it.
@@ -58,7 +59,7 @@ pub(crate) struct Route {
     pub(crate) tool: Box<str>,
     /// The number of its name.
     pub(crate) number: Number,
-    /// Where fields split none of its limits, and this is no dry run.
+    /// Where fields split none of its limits, none says how many calls may run, and this is no dry run.
     pub(crate) plain: Option<Plain>,
     pub(crate) limits: Box<[Arc<Limited>]>,
 }
@@ -78,6 +79,8 @@ pub(crate) struct Limited {
     pub(crate) number: Number,
     pub(crate) limit: Limit,
     pub(crate) buckets: Arc<Buckets>,
+    /// Who waits for them, and how many calls run.
+    pub(crate) lines: Arc<Lines>,
     tools: Box<[Tools]>,
     /// What splits it.
     parts: Box<[Part]>,
@@ -191,6 +194,7 @@ impl<'a> Checked<'a> {
             ..
         } = self;
         let split = !parts.is_empty();
+        let lines = old.map_or_else(Arc::default, |old| Arc::clone(&old.lines));
         let buckets = match old {
             None => Arc::new(Buckets::full(bucket, split)),
             Some(old) if old.buckets.bucket == bucket && old.parts == parts => {
@@ -205,6 +209,7 @@ impl<'a> Checked<'a> {
             number,
             limit: limit.clone(),
             buckets,
+            lines,
             tools,
             parts,
         }
@@ -318,15 +323,26 @@ impl Rules {
 
     /// Gives the memory of all buckets back that `next` does not go on with, and sends their callers away.
     pub(crate) fn close(&self, next: Option<&Self>) {
-        let order = |limited: &Arc<Limited>| limited.buckets.order();
-        let kept: HashSet<u64> = next
+        let place = |limited: &Arc<Limited>| Arc::as_ptr(&limited.buckets);
+        let kept: HashSet<_> = next
             .iter()
-            .flat_map(|next| next.limits.iter().map(order))
+            .flat_map(|next| next.limits.iter().map(place))
             .collect();
         for old in &self.limits {
-            if !kept.contains(&order(old)) {
+            if !kept.contains(&place(old)) {
                 old.buckets.close();
             }
+        }
+    }
+
+    /// Has all who wait by these rules ask again, once `next` are in force.
+    pub(crate) fn ask_again(&self, next: &Self, wakes: &mut Wakes) {
+        let next = next.limits.iter().map(|limited| (limited.number, limited));
+        let next: HashMap<_, _> = next.collect();
+        for old in &self.limits {
+            let kept = next.get(&old.number);
+            let same_keys = kept.is_some_and(|next| next.splits_like(old));
+            old.lines.ask_again(!same_keys, wakes);
         }
     }
 }
@@ -342,7 +358,8 @@ fn in_order(limits: impl Iterator<Item = Arc<Limited>>) -> Box<[Arc<Limited>]> {
 impl Route {
     fn new(tool: &str, number: Number, limits: Box<[Arc<Limited>]>, dry_run: bool) -> Self {
         let plain = limits.iter().map(|limited| {
-            let plain = limited.parts.is_empty() && !dry_run;
+            let is_capped = limited.limit.most_concurrent().is_some();
+            let plain = limited.parts.is_empty() && !dry_run && !is_capped;
             let price = limited.price(None).filter(|_| plain)?;
             Some((Arc::clone(&limited.buckets), price))
         });
@@ -392,6 +409,18 @@ impl Limited {
     /// Whether another limit is split the same way.
     pub(crate) fn splits_like(&self, other: &Self) -> bool {
         self.parts == other.parts
+    }
+
+    /// Whether more is to be asked than whether there are tokens.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.buckets.is_held() || self.limit.most_concurrent().is_some()
+    }
+
+    /// The part of its buckets that a pause for a tool is for: all, but for the default limit.
+    pub(crate) fn paused_part(&self, secret: &Secret, tool: &str) -> Option<Key> {
+        let is_default = self.tools.is_empty();
+        is_default.then(|| secret.key(tool))
     }
 
     /// The key of a call's bucket, where something splits the limit.
@@ -447,5 +476,9 @@ impl Secret {
         // The standard library has no other source of randomness.
         let random = || RandomState::new().hash_one(0);
         Self(SipHasher13::new_with_keys(random(), random()))
+    }
+
+    fn key(&self, text: &str) -> Key {
+        Key::new(self.0.hash(text.as_bytes()).as_u128())
     }
 }

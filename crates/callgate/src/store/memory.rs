@@ -10,6 +10,9 @@
 //!
 //! When a limit changes, its buckets move: the new ones take over what the old ones hold, and leave a
 //! mark behind that sends callers who still know the old ones to the new.
+//!
+//! While a limit is paused, or calls wait for its buckets, a flag beside the word sends callers the
+//! long way, where they ask about that first.
 
 #![expect(
     clippy::inline_always,
@@ -17,13 +20,14 @@
 )]
 
 use std::cell::Cell;
+use std::collections::HashMap;
 #[cfg(not(loom))]
 use std::hint::spin_loop;
 use std::iter;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64 as Counter;
+use std::sync::atomic::{AtomicBool, AtomicU64 as Counter};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[cfg(not(loom))]
 use std::thread::yield_now;
 use std::time::Duration;
@@ -67,10 +71,14 @@ pub(crate) struct Buckets {
     word: AtomicU64,
     pub(crate) bucket: Bucket,
     table: Option<Table>,
-    /// Callers freeze in this order.
+    /// Callers freeze in this order. It stays the same when the buckets move.
     order: u64,
     /// Nothing, or one of the two below.
     pooled: AtomicU8,
+    /// Whether something else is to be asked before a draw: see [`is_held`](Self::is_held).
+    held: AtomicBool,
+    /// When pauses end: of all buckets, or of those that a part of them has in common.
+    pauses: Mutex<HashMap<Option<Key>, u64>>,
 }
 
 /// A key found no place for a bucket of its own; and that was told.
@@ -91,6 +99,8 @@ impl Buckets {
             table,
             order: MADE.fetch_add(1, Ordering::Relaxed),
             pooled: AtomicU8::new(0),
+            held: AtomicBool::new(false),
+            pauses: Mutex::default(),
         }
     }
 
@@ -106,9 +116,57 @@ impl Buckets {
         draw(&self.word, now, price)
     }
 
+    /// Whether a pause or those who wait may be in the way of a draw.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn hold(&self, held: bool) {
+        if self.is_held() != held {
+            self.held.store(held, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets nobody draw until then, from all buckets or from those of a part; they are empty when it ends.
+    ///
+    /// One that ends later stays as it is.
+    pub(crate) fn pause(&self, part: Option<Key>, until: u64, now: u64) {
+        let full = self.bucket.reached(now).floor();
+        let mut pauses = self.pauses();
+        pauses.retain(|_, until| self.bucket.empty(*until) > full);
+        let end = pauses.entry(part).or_default();
+        *end = until.max(*end);
+        self.hold(true);
+    }
+
+    /// When the pause of a part ends or ended, where that matters still.
+    pub(crate) fn paused(&self, part: Option<Key>, now: u64) -> Option<u64> {
+        let until = self.pauses().get(&part).copied()?;
+        (self.bucket.empty(until) > self.bucket.reached(now).floor()).then_some(until)
+    }
+
+    /// Whether there are pauses that matter still.
+    pub(crate) fn has_pauses(&self, now: u64) -> bool {
+        let full = self.bucket.reached(now).floor();
+        let pauses = self.pauses();
+        pauses
+            .values()
+            .any(|&until| self.bucket.empty(until) > full)
+    }
+
+    fn pauses(&self) -> MutexGuard<'_, HashMap<Option<Key>, u64>> {
+        self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The whole tokens in the one bucket, and how many keys have a bucket; changes nothing.
     pub(crate) fn peek(&self, now: u64) -> Result<(u64, Option<usize>), Moved> {
-        let missing = self.bucket.reached(now).missing(settled(&self.word)?);
+        let paused = self.paused(None, now);
+        let floor = paused.map_or(0, |until| self.bucket.empty(until));
+        let missing = self
+            .bucket
+            .reached(now)
+            .missing(settled(&self.word)?.max(floor));
         let kept = self.table.as_ref().map(Table::kept).transpose()?;
         Ok((self.bucket.fill(missing).tokens(), kept))
     }
@@ -166,7 +224,13 @@ impl Buckets {
             None => split.then(Table::new),
         };
         let word = carried(word, now());
-        let buckets = Self::with_table(bucket, table);
+        let buckets = Self {
+            order: self.order,
+            pauses: Mutex::new(self.pauses().clone()),
+            // Until a caller finds that nothing is in the way.
+            held: AtomicBool::new(true),
+            ..Self::with_table(bucket, table)
+        };
         buckets.word.store(word, Ordering::Relaxed);
         let pooled = self.pooled.load(Ordering::Relaxed);
         buckets.pooled.store(pooled, Ordering::Relaxed);
@@ -216,6 +280,9 @@ pub(crate) struct Draw<'a> {
     key: Option<Key>,
     /// Whether the key was found to have no bucket, and is to get one.
     make: Cell<bool>,
+    /// No bucket stands lower: it is empty when a pause ends.
+    floor: u64,
+    is_paused: bool,
 }
 
 impl<'a> Draw<'a> {
@@ -232,7 +299,60 @@ impl<'a> Draw<'a> {
             price,
             key,
             make: Cell::new(false),
+            floor: 0,
+            is_paused: false,
         }
+    }
+
+    /// Under a pause that ends or ended at this time.
+    pub(crate) fn paused(mut self, until: Option<u64>) -> Self {
+        if let Some(until) = until {
+            self.floor = self.buckets.bucket.empty(until);
+            self.is_paused = self.reached.now() < until;
+        }
+        self
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.key
+    }
+
+    /// The tokens that it asks for.
+    pub(crate) fn tokens(&self) -> u64 {
+        let price = self.price.as_ref();
+        price.map_or(0, |price| self.buckets.bucket.tokens(price))
+    }
+
+    /// The state of the bucket; changes nothing.
+    pub(crate) fn look(&self) -> Result<u64, Moved> {
+        let own = settled(&self.buckets.word)?;
+        let state = match (self.key, &self.buckets.table) {
+            (Some(key), Some(table)) => {
+                let shard = table.read(key)?;
+                match shard.find(key) {
+                    Some(slot) => settled(shard.word(slot))?,
+                    None => shard.start(own),
+                }
+            }
+            _ => own,
+        };
+        Ok(state.max(self.floor))
+    }
+
+    /// How long a bucket in this state makes the call wait, behind calls that come to so many tokens; none
+    /// for ever.
+    pub(crate) fn wait(&self, state: u64, behind: u64) -> Option<Duration> {
+        let bucket = &self.buckets.bucket;
+        let state = bucket.after(state, self.reached, behind);
+        Some(bucket.wait(state, self.reached.now(), self.price?))
+    }
+
+    pub(crate) fn fill(&self, state: u64) -> Fill {
+        self.buckets.bucket.fill(self.reached.missing(state))
     }
 }
 
@@ -293,6 +413,7 @@ fn find(
             reached: draw.reached,
             price: draw.price,
             state,
+            floor: draw.floor,
         };
         find(rest, Some(&Found { seen, before }), now)
     };
@@ -338,6 +459,7 @@ struct Seen<'a> {
     /// None where a full bucket holds less.
     price: Option<Price>,
     state: u64,
+    floor: u64,
 }
 
 impl<'a> Seen<'a> {
@@ -350,17 +472,19 @@ impl<'a> Seen<'a> {
             reached: buckets.bucket.reached(now),
             price: Some(*price),
             state: settled(&buckets.word)?,
+            floor: 0,
         })
     }
 
     /// The state that follows, if it admits.
     #[inline(always)]
     fn next(&self) -> Option<u64> {
-        Bucket::draw(self.state, self.reached, self.price?)
+        Bucket::draw(self.state.max(self.floor), self.reached, self.price?)
     }
 
     #[inline(always)]
     fn fill(&self, state: u64) -> Fill {
+        let state = state.max(self.floor);
         self.bucket.fill(self.reached.missing(state))
     }
 }
@@ -410,7 +534,7 @@ fn refusal(seen: &[Seen<'_>], now: u64) -> Option<Verdict> {
         }
         let wait = seen
             .price
-            .map(|price| seen.bucket.wait(seen.state, now, price));
+            .map(|price| seen.bucket.wait(seen.state.max(seen.floor), now, price));
         if refused.is_none_or(|(_, longest)| length(wait) > length(longest)) {
             refused = Some((index, wait));
         }
@@ -430,7 +554,7 @@ fn charge(seen: &[Seen<'_>]) -> Result<Option<Fill>, Moved> {
     // Nobody waits for the last one: it is written at once.
     let last = rest.is_empty();
     let swapped = swap(word, first.state, |state| {
-        let next = Bucket::draw(state, first.reached, price)?;
+        let next = Bucket::draw(state.max(first.floor), first.reached, price)?;
         Some((next, if last { next } else { FROZEN }))
     })?;
     let Ok((old, next)) = swapped else {

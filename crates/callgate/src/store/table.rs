@@ -34,7 +34,7 @@ const MOST_KEYS: usize = 1 << 14;
 const SEARCHED: usize = 16;
 
 /// A fingerprint: two halves of 64 random bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key([u64; 2]);
 
 impl Key {

@@ -1,0 +1,611 @@
+//! The long way to a decision: by those who wait, calls that run, and pauses.
+
+use std::future::poll_fn;
+use std::hash::BuildHasher;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_timer::Delay;
+use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
+
+use crate::bucket::{Fill, MAX_NANOS};
+use crate::clock::nanos;
+use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rejection, Rest};
+use crate::limiter::overruled;
+use crate::rules::{Limited, Rules};
+use crate::store::memory::{Draw, Moved, Verdict, draw_all};
+use crate::waiting::{Ahead, CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
+use crate::{ConfigError, Limiter, MAX_WAIT, Rate};
+
+impl Limiter {
+    /// Decides on a call that may wait for its turn.
+    ///
+    /// A call that can be served within its [`max_wait`](crate::Limit::max_wait) waits, in order of arrival,
+    /// and any other is refused at once, without waiting. Of several limits that refuse a call it waits for the
+    /// one that does so for the longest, no longer than the shortest `max_wait` of those; [`Call::max_wait`] says
+    /// another bound. While calls wait for a bucket, others are refused there or wait behind them. A turn comes
+    /// up to 50 ms after the bound where timers are late.
+    ///
+    /// Dropping the future gives the place up, and nothing is spent. It needs no runtime: a thread
+    /// keeps the time, which starts with the first call that waits. In a dry run nothing waits.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use callgate::{Call, Decision, Limit, Limiter};
+    ///
+    /// # pollster::block_on(async {
+    /// let limit = Limit::per_second(100).max_wait(Duration::from_secs(1));
+    /// let limiter = Limiter::builder().limit("search", limit).build()?;
+    /// for _ in 0..3 {
+    ///     match limiter.acquire(&Call::new("search")).await {
+    ///         Decision::Admitted(_permit) => println!("call the tool"),
+    ///         Decision::Rejected(rejection) => println!("retry in {:?}", rejection.retry_after),
+    ///     }
+    /// }
+    /// # Ok::<(), callgate::ConfigError>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn acquire(&self, call: &Call<'_>) -> Decision<'_> {
+        let mut turn = Turn::default();
+        let mut timer: Option<Delay> = None;
+        poll_fn(|context| {
+            turn.home = Some(FxBuildHasher.hash_one(thread::current().id()));
+            loop {
+                if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
+                    return Poll::Ready(decision);
+                }
+                let timer = match &mut timer {
+                    Some(timer) => {
+                        timer.reset(turn.wait);
+                        timer
+                    }
+                    None => timer.insert(Delay::new(turn.wait)),
+                };
+                if Pin::new(timer).poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
+    }
+
+    /// What [`acquire`](Self::acquire) is made of, for front ends that have timers of their own: decides, or
+    /// gives the call a place.
+    ///
+    /// Where it is pending, it is to be asked again after [`Turn::wait`], or when the waker is woken, whichever
+    /// comes first; always with the same call and turn.
+    pub fn poll_acquire(
+        &self,
+        call: &Call<'_>,
+        turn: &mut Turn,
+        waker: &Waker,
+    ) -> Poll<Decision<'_>> {
+        self.poll(call, turn, waker, || self.clock.now())
+    }
+
+    /// The same at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
+    pub fn poll_acquire_at(
+        &self,
+        call: &Call<'_>,
+        turn: &mut Turn,
+        waker: &Waker,
+        elapsed: Duration,
+    ) -> Poll<Decision<'_>> {
+        self.poll(call, turn, waker, || nanos(elapsed))
+    }
+
+    fn poll(
+        &self,
+        call: &Call<'_>,
+        turn: &mut Turn,
+        waker: &Waker,
+        now: impl Fn() -> u64,
+    ) -> Poll<Decision<'_>> {
+        if turn.came.is_none() {
+            // As most calls do that come, it may find nobody in the way.
+            let decision = self.decide(call, &now);
+            if decision.is_admitted() {
+                return Poll::Ready(decision);
+            }
+        }
+        loop {
+            let rules = self.current.take();
+            let now = now();
+            let decided = rules.with_limits(call.tool(), |limits, tool| {
+                let asked = Asked {
+                    limits,
+                    tool,
+                    call,
+                    now,
+                };
+                self.take_turn(&rules, asked, Some((&mut *turn, waker)))
+            });
+            self.current.keep(rules);
+            match decided {
+                Ok(decision) => return decision,
+                Err(Moved) => self.current.wait(),
+            }
+        }
+    }
+
+    /// Decides on a call that does not wait, where others may; not where a bucket has moved.
+    #[cold]
+    pub(crate) fn decide_in_turn(
+        &self,
+        rules: &Rules,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        call: &Call<'_>,
+        now: u64,
+    ) -> Option<Decision<'_>> {
+        let asked = Asked {
+            limits,
+            tool,
+            call,
+            now,
+        };
+        match self.take_turn(rules, asked, None).ok()? {
+            Poll::Ready(decision) => Some(decision),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Decides on a call if its turn has come, and where it has a turn and can wait for it, gives it a place.
+    fn take_turn(
+        &self,
+        rules: &Rules,
+        asked: Asked<'_, '_>,
+        turn: Option<(&mut Turn, &Waker)>,
+    ) -> Result<Poll<Decision<'_>>, Moved> {
+        let Asked { limits, tool, .. } = asked;
+        if limits.is_empty() {
+            return Ok(Poll::Ready(Decision::UNRESTRICTED));
+        }
+        let mut turn = turn.filter(|_| !rules.dry_run);
+        if let Some((turn, _)) = &mut turn {
+            turn.come(self, asked);
+        }
+        let arrival = turn.as_ref().map_or(u64::MAX, |(turn, _)| turn.arrival);
+        // Dropped last: it wakes others when no line is locked any more.
+        let mut wakes = Wakes::default();
+        // All callers lock in the order in which they freeze.
+        let lines: SmallVec<[_; 4]> = limits.iter().map(|limited| limited.lines.lock()).collect();
+        let mut counter = Counter {
+            draws: self.draws_when_paused(asked),
+            asked,
+            lines,
+            wakes: &mut wakes,
+        };
+        let refused = match counter.refusal(arrival)? {
+            Some(refused) => refused,
+            None => match draw_all(&counter.draws, asked.now)? {
+                Verdict::Admitted(fill) => {
+                    let mut permit = Permit::new(tool, fill);
+                    permit.rest = counter.admit(turn.map(|(turn, _)| turn));
+                    drop(counter);
+                    self.warn_of_all(limits);
+                    return Ok(Poll::Ready(Decision::Admitted(permit)));
+                }
+                // Others were faster, who did not ask whose turn it is.
+                Verdict::Refused(place, wait, fill) => counter.refused_after_all(place, wait, fill),
+            },
+        };
+        if let Some((turn, waker)) = &mut turn
+            && counter.wait(turn, waker, &refused)
+        {
+            return Ok(Poll::Pending);
+        }
+        counter.settle();
+        let rejection = Rejection {
+            reason: refused.obstacle.reason,
+            ..self.rejection(
+                limits[refused.place].number,
+                tool,
+                refused.obstacle.wait,
+                refused.fill,
+            )
+        };
+        Ok(Poll::Ready(overruled(rules, Decision::Rejected(rejection))))
+    }
+
+    fn draws_when_paused<'l>(&self, asked: Asked<'l, '_>) -> SmallVec<[Draw<'l>; 4]> {
+        let draws = self.draws(asked.limits, asked.call, asked.now);
+        let draws = draws.into_iter().zip(asked.limits);
+        let draws = draws.map(|(draw, limited)| {
+            let part = limited.paused_part(&self.secret, asked.call.tool());
+            draw.paused(limited.buckets.paused(part, asked.now))
+        });
+        draws.collect()
+    }
+
+    /// Admits no call of a tool for some time, since the service behind it asked for that: up to a day.
+    ///
+    /// It pauses the limit of the tool that refills fastest, with all its buckets and for all its tools, which is
+    /// enough since all limits must admit a call; `limit` names another one of the tool's. When the pause ends,
+    /// its buckets are empty and refill from there; other limits keep their level. Of the default limit only
+    /// the buckets of this tool pause. A pause that ends later stays as it is. Whoever waits is told: calls that
+    /// cannot be served in time any more are refused.
+    ///
+    /// # Errors
+    /// When no limit holds for the tool, or not the one that was named, or the time is zero or over a day.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use callgate::{Call, Decision, Limit, Limiter, Reason};
+    ///
+    /// let limiter = Limiter::builder().limit("search", Limit::per_second(2).burst(2)).build()?;
+    /// limiter.pause_at("search", Duration::from_secs(10), None, Duration::ZERO)?;
+    /// let call = Call::new("search");
+    /// let Decision::Rejected(rejection) = limiter.try_acquire_at(&call, Duration::ZERO) else {
+    ///     panic!("paused");
+    /// };
+    /// assert_eq!(rejection.reason, Reason::Paused);
+    /// assert_eq!(rejection.retry_after, Some(Duration::from_millis(10_500)));
+    /// # Ok::<(), callgate::ConfigError>(())
+    /// ```
+    pub fn pause(
+        &self,
+        tool: &str,
+        time: Duration,
+        limit: Option<&str>,
+    ) -> Result<(), ConfigError> {
+        self.pause_by(tool, time, limit, || self.clock.now())
+    }
+
+    /// The same at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
+    ///
+    /// # Errors
+    /// As for [`pause`](Self::pause).
+    pub fn pause_at(
+        &self,
+        tool: &str,
+        time: Duration,
+        limit: Option<&str>,
+        elapsed: Duration,
+    ) -> Result<(), ConfigError> {
+        self.pause_by(tool, time, limit, || nanos(elapsed))
+    }
+
+    fn pause_by(
+        &self,
+        tool: &str,
+        time: Duration,
+        limit: Option<&str>,
+        now: impl FnOnce() -> u64,
+    ) -> Result<(), ConfigError> {
+        if time.is_zero() || time > MAX_WAIT {
+            let allowed = "a time above 0, up to 86,400 s";
+            return Err(ConfigError::new("pause", allowed, format!("{time:?}")));
+        }
+        // Read before a reload may be held up.
+        let now = now();
+        // Held, so that no reload carries a limit away in the meantime.
+        let rules = self.current.hold();
+        let mut wakes = Wakes::default();
+        rules.with_limits(tool, |limits, _| {
+            let limited = self.limit_to_pause(limits, limit).ok_or_else(|| {
+                let names = limits.iter().map(|limited| self.name(limited.number));
+                let names: Vec<_> = names.collect();
+                if names.is_empty() {
+                    let allowed = "the name of a tool that a limit holds for";
+                    return ConfigError::new("tool", allowed, format!("'{}'", tool.escape_debug()));
+                }
+                let allowed = format!("a limit of the tool: '{}'", names.join("', '"));
+                let given = limit.unwrap_or_default();
+                ConfigError::new("limit", allowed, format!("'{}'", given.escape_debug()))
+            })?;
+            let until = now.saturating_add(nanos(time)).min(MAX_NANOS);
+            let part = limited.paused_part(&self.secret, tool);
+            let mut lines = limited.lines.lock();
+            limited.buckets.pause(part, until, now);
+            lines.wake_all(&mut wakes);
+            Ok(())
+        })
+    }
+
+    /// The limit of this name, or the one that refills fastest.
+    fn limit_to_pause<'l>(
+        &self,
+        limits: &'l [Arc<Limited>],
+        name: Option<&str>,
+    ) -> Option<&'l Arc<Limited>> {
+        let mut limits = limits.iter();
+        match name {
+            Some(name) => limits.find(|limited| self.name(limited.number) == name),
+            // In parts of a nanosecond.
+            None => limits.min_by_key(|limited| {
+                let rate = limited.limit.rate().map(Rate::fraction);
+                rate.map_or(u128::MAX, |(tokens, nanos)| {
+                    nanos.saturating_mul(1 << 20) / u128::from(tokens)
+                })
+            }),
+        }
+    }
+}
+
+/// A call's turn among those that wait: see [`Limiter::poll_acquire`]. Dropping it gives the place up.
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// When it came first, by the limiter's clock and by the machine's: a clock of the user's may stand still,
+    /// and nobody is to wait for ever.
+    came: Option<(u64, Instant)>,
+    /// Its number among all that came.
+    arrival: u64,
+    place: Option<Place>,
+    wait: Duration,
+    home: Home,
+}
+
+impl Turn {
+    /// A turn of somebody who stops together with others of the same `home`, such as one event loop; none
+    /// for who does not stop, such as a thread of their own.
+    ///
+    /// While the first of those who wait does not come, somebody with another home sees to it.
+    #[must_use]
+    pub fn of(home: Option<u64>) -> Self {
+        Self {
+            home,
+            ..Self::default()
+        }
+    }
+
+    /// After what time to ask again.
+    #[must_use]
+    pub fn wait(&self) -> Duration {
+        self.wait
+    }
+
+    fn come(&mut self, limiter: &Limiter, asked: Asked<'_, '_>) {
+        if self.came.is_none() {
+            self.came = Some((asked.now, Instant::now()));
+            self.arrival = limiter.arrivals.fetch_add(1, Ordering::Relaxed);
+        }
+        // It may be at a limit that does not hold for the call any more.
+        let is_here = |place: &mut Place| {
+            let mut limits = asked.limits.iter();
+            limits.any(|limited| Arc::ptr_eq(&limited.lines, &place.lines))
+        };
+        self.place.take_if(|place| !is_here(place));
+    }
+
+    /// How long it has been waiting.
+    fn waited(&self, now: u64) -> u64 {
+        self.came.map_or(0, |(came, started)| {
+            now.saturating_sub(came).max(nanos(started.elapsed()))
+        })
+    }
+}
+
+/// What is asked: a call, at a time, of these limits.
+#[derive(Clone, Copy)]
+struct Asked<'l, 'c> {
+    limits: &'l [Arc<Limited>],
+    tool: Option<Number>,
+    call: &'l Call<'c>,
+    now: u64,
+}
+
+/// Where a call asks for its turn: with the lines of all its limits locked.
+struct Counter<'l, 'c, 'a> {
+    asked: Asked<'l, 'c>,
+    draws: SmallVec<[Draw<'l>; 4]>,
+    lines: SmallVec<[Locked<'l>; 4]>,
+    wakes: &'a mut Wakes,
+}
+
+/// What is in the way of a call at one limit.
+#[derive(Clone, Copy)]
+struct Obstacle {
+    reason: Reason,
+    /// None where no time can be told.
+    wait: Option<Duration>,
+    why: Why,
+    /// When somebody who comes first is passed over.
+    passed_at: Option<u64>,
+}
+
+/// Why a call is refused.
+struct Refused {
+    /// The limit that does so for the longest.
+    place: usize,
+    obstacle: Obstacle,
+    /// Of the tightest limit.
+    fill: Fill,
+    /// The shortest of the times that the limits that refuse let it wait.
+    max_wait: Duration,
+}
+
+impl Counter<'_, '_, '_> {
+    /// Why a call of this arrival is refused now, if it is.
+    fn refusal(&mut self, arrival: u64) -> Result<Option<Refused>, Moved> {
+        let mut refused: Option<Refused> = None;
+        let mut tightest = None;
+        for place in 0..self.draws.len() {
+            let state = self.draws[place].look()?;
+            let fill = self.draws[place].fill(state).tighter(tightest);
+            tightest = Some(fill);
+            let Some(obstacle) = self.obstacle(place, state, arrival) else {
+                continue;
+            };
+            let max_wait = self.max_wait(place);
+            let refused = refused.get_or_insert(Refused {
+                place,
+                obstacle,
+                fill,
+                max_wait,
+            });
+            refused.max_wait = refused.max_wait.min(max_wait);
+            if obstacle.length() > refused.obstacle.length() {
+                (refused.place, refused.obstacle) = (place, obstacle);
+            }
+        }
+        if let (Some(refused), Some(tightest)) = (&mut refused, tightest) {
+            refused.fill = tightest;
+        }
+        Ok(refused)
+    }
+
+    fn obstacle(&mut self, place: usize, state: u64, arrival: u64) -> Option<Obstacle> {
+        let (draw, now) = (&self.draws[place], self.asked.now);
+        let lines = &mut self.lines[place];
+        let ahead = lines.before(draw.key(), arrival, now, self.wakes);
+        let most = self.asked.limits[place].limit.most_concurrent();
+        let is_full = most.is_some_and(|most| lines.running(draw.key()) >= most);
+        let passed_at = ahead.map(|ahead: Ahead| ahead.passed_at);
+        let wait = draw.wait(state, ahead.map_or(0, |ahead| ahead.tokens));
+        let (reason, wait, why) = match (wait, passed_at) {
+            (None, _) => (Reason::Cost, None, Why::Tokens),
+            (Some(_), _) if is_full => (Reason::Concurrency, None, Why::Running),
+            (Some(Duration::ZERO), None) => return None,
+            // There are tokens for all: it is only that somebody else comes first.
+            (Some(Duration::ZERO), Some(at)) => {
+                let wait = Duration::from_nanos(at.saturating_sub(now).max(1));
+                (Reason::Rate, Some(wait), Why::Others)
+            }
+            (wait, _) if draw.is_paused() => (Reason::Paused, wait, Why::Tokens),
+            (wait, _) => (Reason::Rate, wait, Why::Tokens),
+        };
+        Some(Obstacle {
+            reason,
+            wait,
+            why,
+            passed_at,
+        })
+    }
+
+    fn refused_after_all(&self, place: usize, wait: Option<Duration>, fill: Fill) -> Refused {
+        let reason = if wait.is_some() {
+            Reason::Rate
+        } else {
+            Reason::Cost
+        };
+        Refused {
+            place,
+            obstacle: Obstacle {
+                reason,
+                wait,
+                why: Why::Tokens,
+                passed_at: None,
+            },
+            fill,
+            max_wait: self.max_wait(place),
+        }
+    }
+
+    /// How long a limit lets the call wait.
+    fn max_wait(&self, place: usize) -> Duration {
+        let limit = &self.asked.limits[place].limit;
+        self.asked.call.given_wait().unwrap_or(limit.longest_wait())
+    }
+
+    /// Counts a call as running and takes it out of its line.
+    fn admit(&mut self, turn: Option<&mut Turn>) -> Option<Box<Rest<'static>>> {
+        let mut running = SmallVec::new();
+        for (place, limited) in self.asked.limits.iter().enumerate() {
+            if limited.limit.most_concurrent().is_some() {
+                let key = self.draws[place].key();
+                running.push(Running {
+                    lines: Arc::clone(&limited.lines),
+                    key,
+                    edition: self.lines[place].start(key),
+                });
+            }
+        }
+        if let Some(turn) = turn {
+            self.leave(turn, true);
+        }
+        self.settle();
+        (!running.is_empty()).then(|| Box::new(Rest::Running(InFlight(running))))
+    }
+
+    /// Takes a call out of its line.
+    fn leave(&mut self, turn: &mut Turn, granted: bool) {
+        let Some(mut place) = turn.place.take() else {
+            return;
+        };
+        let at = |limited: &Arc<Limited>| Arc::ptr_eq(&limited.lines, &place.lines);
+        if let Some(index) = self.asked.limits.iter().position(at) {
+            let left = if granted {
+                let most = self.asked.limits[index].limit.most_concurrent();
+                let running = self.lines[index].running(place.key);
+                Left::Granted {
+                    has_room: most.is_none_or(|most| running < most),
+                }
+            } else {
+                Left::Gone
+            };
+            self.lines[index].leave(place.key, place.arrival, left, self.wakes);
+        }
+        place.is_left = true;
+    }
+
+    /// Gives a call a place to wait at, if it can be served in time from there.
+    fn wait(&mut self, turn: &mut Turn, waker: &Waker, refused: &Refused) -> bool {
+        let Refused {
+            place, obstacle, ..
+        } = *refused;
+        let now = self.asked.now;
+        let left = nanos(refused.max_wait).saturating_sub(turn.waited(now));
+        // Who has been promised a turn is not refused because a timer was late.
+        let grace = if turn.place.is_some() { CLAIM } else { 0 };
+        let told = match obstacle.wait.map(nanos) {
+            Some(wait) if wait <= left.saturating_add(grace) => wait,
+            None if obstacle.reason == Reason::Concurrency && left > 0 => left,
+            _ => {
+                self.leave(turn, false);
+                return false;
+            }
+        };
+        let key = self.draws[place].key();
+        let lines = &self.asked.limits[place].lines;
+        let moves = |there: &mut Place| !Arc::ptr_eq(&there.lines, lines);
+        if turn.place.as_mut().is_some_and(moves) {
+            self.leave(turn, false);
+        }
+        let line = self.lines[place].line(key);
+        let mut at = now.saturating_add(told);
+        if let Some(passed_at) = obstacle.passed_at
+            && line.is_watched_by(turn.arrival, turn.home)
+        {
+            at = at.min(passed_at);
+        }
+        let waiting = Waiting {
+            tokens: self.draws[place].tokens(),
+            home: turn.home,
+            told: Told::At(at, obstacle.why),
+            waker: waker.clone(),
+        };
+        line.wait(turn.arrival, waiting, self.wakes);
+        turn.place.get_or_insert_with(|| Place {
+            lines: Arc::clone(lines),
+            key,
+            arrival: turn.arrival,
+            is_left: false,
+        });
+        turn.wait = Duration::from_nanos(at.saturating_sub(now).max(1));
+        self.settle();
+        true
+    }
+
+    /// Lets callers go the short way again where nothing is in theirs.
+    fn settle(&mut self) {
+        for (place, limited) in self.asked.limits.iter().enumerate() {
+            let has_pauses = limited.buckets.has_pauses(self.asked.now);
+            limited
+                .buckets
+                .hold(has_pauses || !self.lines[place].is_empty());
+        }
+    }
+}
+
+impl Obstacle {
+    /// Never is longer than any time, and what nobody can tell is shorter.
+    fn length(&self) -> (bool, Option<Duration>) {
+        (self.reason == Reason::Cost, self.wait)
+    }
+}
