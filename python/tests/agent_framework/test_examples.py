@@ -45,3 +45,15 @@ def test_tenants_of_one_agent_have_a_quota_each_and_a_reload_gives_nobody_anythi
         *[("acme", ["lookup_customer"])] * 3,
         *(("initech", []), ("initech", ["crm"]), ("initech", ["crm"])),
     ]
+
+
+def test_calls_that_wait_all_succeed_where_a_service_refuses_half_of_them_without() -> None:
+    said = run_program(EXAMPLES / "waiting.py")
+    without, waiting = (part.splitlines()[1:] for part in said.split("\n\n"))
+    assert [line.split(" s  ")[1] for line in without[:-1]] == [
+        *["200 OK"] * 4,
+        *["429 Too Many Requests"] * 4,
+    ]
+    assert without[-1] == "  4 of 8 calls succeeded, the service refused 4."
+    assert [line.split(" s  ")[1] for line in waiting[:-1]] == ["200 OK"] * 8
+    assert waiting[-1] == "  8 of 8 calls succeeded, the service refused 0."
