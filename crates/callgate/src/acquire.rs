@@ -1,16 +1,13 @@
 //! The long way to a decision: by those who wait, calls that run, and pauses.
 
 use std::future::poll_fn;
-use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_timer::Delay;
-use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::bucket::{Fill, MAX_NANOS};
@@ -21,6 +18,11 @@ use crate::rules::{Limited, Rules};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all};
 use crate::waiting::{Ahead, CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
 use crate::{ConfigError, Limiter, MAX_WAIT, Rate};
+
+thread_local! {
+    /// The thread that polls, which may stop to do so.
+    static HERE: Home = Home::default();
+}
 
 impl Limiter {
     /// Decides on a call that may wait for its turn.
@@ -51,10 +53,14 @@ impl Limiter {
     /// # }).unwrap();
     /// ```
     pub async fn acquire(&self, call: &Call<'_>) -> Decision<'_> {
+        let decision = self.try_acquire(call);
+        if decision.is_admitted() {
+            return decision;
+        }
         let mut turn = Turn::default();
         let mut timer: Option<Delay> = None;
         poll_fn(|context| {
-            turn.home = Some(FxBuildHasher.hash_one(thread::current().id()));
+            turn.home = HERE.try_with(Home::clone).ok();
             loop {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
                     return Poll::Ready(decision);
@@ -77,7 +83,8 @@ impl Limiter {
     /// What [`acquire`](Self::acquire) is made of, for front ends that have timers of their own: decides, or
     /// gives the call a place.
     ///
-    /// Where it is pending, it is to be asked again after [`Turn::wait`], or when the waker is woken, whichever
+    /// It is the long way: where [`try_acquire`](Self::try_acquire) admits a call, there is no need for it. Where
+    /// it is pending, it is to be asked again after [`Turn::wait`], or when the waker is woken, whichever
     /// comes first; always with the same call and turn.
     pub fn poll_acquire(
         &self,
@@ -106,13 +113,6 @@ impl Limiter {
         waker: &Waker,
         now: impl Fn() -> u64,
     ) -> Poll<Decision<'_>> {
-        if turn.came.is_none() {
-            // As most calls do that come, it may find nobody in the way.
-            let decision = self.decide(call, &now);
-            if decision.is_admitted() {
-                return Poll::Ready(decision);
-            }
-        }
         loop {
             let rules = self.current.take();
             let now = now();
@@ -174,7 +174,8 @@ impl Limiter {
         // Dropped last: it wakes others when no line is locked any more.
         let mut wakes = Wakes::default();
         // All callers lock in the order in which they freeze.
-        let lines: SmallVec<[_; 4]> = limits.iter().map(|limited| limited.lines.lock()).collect();
+        let lines = limits.iter().map(|limited| limited.lines.lock(&mut wakes));
+        let lines: SmallVec<[_; 4]> = lines.collect();
         let mut counter = Counter {
             draws: self.draws_when_paused(asked),
             asked,
@@ -301,7 +302,7 @@ impl Limiter {
             })?;
             let until = now.saturating_add(nanos(time)).min(MAX_NANOS);
             let part = limited.paused_part(&self.secret, tool);
-            let mut lines = limited.lines.lock();
+            let mut lines = limited.lines.lock(&mut wakes);
             limited.buckets.pause(part, until, now);
             lines.wake_all(&mut wakes);
             Ok(())
@@ -338,16 +339,14 @@ pub struct Turn {
     arrival: u64,
     place: Option<Place>,
     wait: Duration,
-    home: Home,
+    home: Option<Home>,
 }
 
 impl Turn {
-    /// A turn of somebody who stops together with others of the same `home`, such as one event loop; none
-    /// for who does not stop, such as a thread of their own.
-    ///
-    /// While the first of those who wait does not come, somebody with another home sees to it.
+    /// A turn of somebody who may stop together with others of the same home; none for who does not, such as a
+    /// thread that does nothing else.
     #[must_use]
-    pub fn of(home: Option<u64>) -> Self {
+    pub fn of(home: Option<Home>) -> Self {
         Self {
             home,
             ..Self::default()
@@ -570,13 +569,13 @@ impl Counter<'_, '_, '_> {
         let line = self.lines[place].line(key);
         let mut at = now.saturating_add(told);
         if let Some(passed_at) = obstacle.passed_at
-            && line.is_watched_by(turn.arrival, turn.home)
+            && line.is_watched_by(turn.arrival, turn.home.as_ref())
         {
             at = at.min(passed_at);
         }
         let waiting = Waiting {
             tokens: self.draws[place].tokens(),
-            home: turn.home,
+            home: turn.home.clone(),
             told: Told::At(at, obstacle.why),
             waker: waker.clone(),
         };

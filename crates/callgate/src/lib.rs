@@ -46,4 +46,4 @@ pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST, MAX_WAIT};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
-pub use waiting::after_fork;
+pub use waiting::{Home, after_fork};

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -34,6 +34,38 @@ pub fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// What some who wait stop together with: an event loop, say.
+///
+/// Whoever waits longest of all may have stopped; then somebody with another home sees to it that
+/// others get their turn.
+#[derive(Clone, Debug, Default)]
+pub struct Home(Arc<AtomicBool>);
+
+/// Counts the homes that are gone.
+static GONE: AtomicU64 = AtomicU64::new(0);
+
+impl Home {
+    /// Says that it is gone, as a closed event loop is: nobody who waits there will come, and all places are
+    /// given up.
+    pub fn close(&self) {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            GONE.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl PartialEq for Home {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Home {}
+
 /// The lines of one limit, one for each of its buckets that anybody waits for or that has calls running.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Mutex<Buckets>);
@@ -46,6 +78,7 @@ pub(crate) struct Buckets {
     /// The calls running that were admitted under keys from before.
     elsewhere: u64,
     forks: u64,
+    gone: u64,
 }
 
 pub(crate) type Locked<'a> = MutexGuard<'a, Buckets>;
@@ -65,15 +98,22 @@ impl Drop for Wakes {
 }
 
 impl Lines {
-    pub(crate) fn lock(&self) -> Locked<'_> {
+    /// Locks all of them, without those who cannot come any more.
+    pub(crate) fn lock(&self, wakes: &mut Wakes) -> Locked<'_> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let forks = FORKS.load(Ordering::Relaxed);
         if buckets.forks != forks {
-            *buckets = Buckets {
-                forks,
-                edition: buckets.edition + 1,
-                ..Buckets::default()
-            };
+            buckets.clear(wakes);
+            buckets.elsewhere = 0;
+            buckets.forks = forks;
+        }
+        let gone = GONE.load(Ordering::Relaxed);
+        if buckets.gone != gone {
+            buckets.gone = gone;
+            for line in buckets.lines.values_mut() {
+                line.forget_the_gone(wakes);
+            }
+            buckets.lines.retain(|_, line| !line.is_empty());
         }
         buckets
     }
@@ -81,15 +121,10 @@ impl Lines {
     /// Has everybody ask again, since the limits are not what they were. Where the `keys` mean something else
     /// now, the places are gone.
     pub(crate) fn ask_again(&self, keys_changed: bool, wakes: &mut Wakes) {
-        let mut buckets = self.lock();
+        let mut buckets = self.lock(wakes);
         buckets.wake_all(wakes);
         if keys_changed {
-            buckets.edition += 1;
-            for line in mem::take(&mut buckets.lines).into_values() {
-                buckets.elsewhere += line.running;
-                let places = line.waiting.into_values().chain(line.passed.into_values());
-                wakes.gone.extend(places.map(|waiting| waiting.waker));
-            }
+            buckets.clear(wakes);
         }
     }
 }
@@ -102,6 +137,16 @@ impl Buckets {
                 .values_mut()
                 .chain(passed)
                 .for_each(|waiting| waiting.wake(wakes));
+        }
+    }
+
+    /// Starts with other keys, and without any places.
+    fn clear(&mut self, wakes: &mut Wakes) {
+        self.edition += 1;
+        for line in mem::take(&mut self.lines).into_values() {
+            self.elsewhere += line.running;
+            let places = line.waiting.into_values().chain(line.passed.into_values());
+            wakes.gone.extend(places.map(|waiting| waiting.waker));
         }
     }
 
@@ -176,20 +221,18 @@ pub(crate) struct Line {
     early: u64,
     /// The first who is not where the very first is, if anybody is; and where that one was.
     watcher: Option<u64>,
-    watched: Home,
+    watched: Option<Home>,
 }
 
 /// Somebody who waits.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) tokens: u64,
-    pub(crate) home: Home,
+    /// None where it is a thread of their own, which does not stop.
+    pub(crate) home: Option<Home>,
     pub(crate) told: Told,
     pub(crate) waker: Waker,
 }
-
-/// What those who wait together stop together with, such as an event loop; none for what does not stop.
-pub(crate) type Home = Option<u64>;
 
 /// What somebody was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,20 +318,20 @@ impl Line {
 
     /// Whether somebody who is about to wait is to look after the first: the first one who does not stop
     /// together with them.
-    pub(crate) fn is_watched_by(&self, arrival: u64, home: Home) -> bool {
+    pub(crate) fn is_watched_by(&self, arrival: u64, home: Option<&Home>) -> bool {
         let Some((&first, waiting)) = self.waiting.first_key_value() else {
             return false;
         };
         first < arrival
             && waiting.home.is_some()
-            && waiting.home != home
+            && waiting.home.as_ref() != home
             && self.watcher.is_none_or(|watcher| watcher >= arrival)
     }
 
     /// Takes somebody in, or what they are told now.
     pub(crate) fn wait(&mut self, arrival: u64, waiting: Waiting, wakes: &mut Wakes) {
         self.passed.remove(&arrival);
-        let watches = self.is_watched_by(arrival, waiting.home);
+        let watches = self.is_watched_by(arrival, waiting.home.as_ref());
         let was_first = self.waiting.first_key_value().map(|(&first, _)| first);
         self.tokens += waiting.tokens;
         if let Some(before) = self.waiting.insert(arrival, waiting) {
@@ -324,6 +367,25 @@ impl Line {
             self.watch(wakes);
         }
         wakes.gone.push(left.waker);
+    }
+
+    /// Lets those go whose home is gone.
+    fn forget_the_gone(&mut self, wakes: &mut Wakes) {
+        let is_gone = |waiting: &Waiting| waiting.home.as_ref().is_some_and(Home::is_gone);
+        let before = self.waiting.len();
+        for places in [&mut self.waiting, &mut self.passed] {
+            places.retain(|_, waiting| {
+                if is_gone(waiting) {
+                    wakes.gone.push(waiting.waker.clone());
+                }
+                !is_gone(waiting)
+            });
+        }
+        if self.waiting.len() < before {
+            self.tokens = self.waiting.values().map(|waiting| waiting.tokens).sum();
+            self.come_early();
+            self.next(true, None, wakes);
+        }
     }
 
     /// All who wait now may come earlier than they know.
@@ -372,15 +434,14 @@ impl Line {
             };
             return;
         };
-        let (home, told) = (waiting.home, waiting.told);
+        let (home, told) = (waiting.home.clone(), waiting.told);
         let gone = |watcher: u64| watcher <= first || !self.waiting.contains_key(&watcher);
         if home != self.watched || self.watcher.is_some_and(gone) {
+            let mut others = self.waiting.iter();
+            let other = others.find(|(_, waiting)| home.is_none() || waiting.home != home);
+            let other = other.map(|(&arrival, _)| arrival);
+            self.watcher = other.filter(|_| home.is_some());
             self.watched = home;
-            self.watcher = home.and_then(|_| {
-                let mut others = self.waiting.iter();
-                let other = others.find(|(_, waiting)| waiting.home != home);
-                other.map(|(&arrival, _)| arrival)
-            });
         }
         let watcher = self
             .watcher
@@ -425,7 +486,7 @@ impl Drop for Place {
             return;
         }
         let mut wakes = Wakes::default();
-        let mut buckets = self.lines.lock();
+        let mut buckets = self.lines.lock(&mut wakes);
         buckets.leave(self.key, self.arrival, Left::Gone, &mut wakes);
         drop(buckets);
     }
@@ -442,7 +503,7 @@ pub(crate) struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let mut wakes = Wakes::default();
-        let mut buckets = self.lines.lock();
+        let mut buckets = self.lines.lock(&mut wakes);
         buckets.end(self.key, self.edition, &mut wakes);
         drop(buckets);
     }

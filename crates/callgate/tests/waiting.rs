@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
-use callgate::{Call, Decision, InFlight, Limit, Limiter, Reason, Turn};
+use callgate::{Call, Decision, Home, InFlight, Limit, Limiter, Reason, Turn};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
@@ -62,10 +62,10 @@ impl Simulation {
     }
 
     /// A call comes now.
-    fn come(&mut self, call: Call<'static>, home: Option<u64>) -> usize {
+    fn come(&mut self, call: Call<'static>, home: Option<&Home>) -> usize {
         self.calls.push(Waiting {
             call,
-            turn: Turn::of(home),
+            turn: Turn::of(home.cloned()),
             woken: Arc::default(),
             next: 0,
             outcome: Outcome::Waits,
@@ -152,9 +152,10 @@ fn seconds(seconds: f64) -> Duration {
 #[test]
 fn r15_those_who_can_be_served_in_time_are_in_order_and_the_others_are_refused_at_once() {
     let limit = Limit::per_second(10).max_wait(Duration::from_millis(1950));
+    let home = Home::default();
     let mut simulation = Simulation::new([("search", limit)]);
     for _ in 0..100 {
-        simulation.come(Call::new("search"), Some(1));
+        simulation.come(Call::new("search"), Some(&home));
     }
     assert_eq!(simulation.rejected(), vec![0; 80]);
     simulation.until(10 * SECOND);
@@ -176,9 +177,10 @@ fn r16_a_wait_is_for_what_is_missing() {
 #[test]
 fn r13_a_turn_that_is_given_up_goes_to_the_next() {
     let limit = Limit::per_second(1).max_wait(seconds(100.0));
+    let home = Home::default();
     let mut simulation = Simulation::new([("a", limit)]);
     for _ in 0..10 {
-        simulation.come(Call::new("a"), Some(1));
+        simulation.come(Call::new("a"), Some(&home));
     }
     // Nobody asks in the tick in which the turn of the first has come: it leaves.
     simulation.now = SECOND;
@@ -197,12 +199,14 @@ fn r13_a_turn_that_is_given_up_goes_to_the_next() {
 #[test]
 fn whoever_does_not_come_is_passed_over_and_keeps_the_place() {
     let limit = Limit::per_second(1).max_wait(seconds(100.0));
+    let home = Home::default();
     let mut simulation = Simulation::new([("a", limit)]);
-    simulation.come(Call::new("a"), Some(1));
-    let stopped = simulation.come(Call::new("a"), Some(1));
+    simulation.come(Call::new("a"), Some(&home));
+    let other = Home::default();
+    let stopped = simulation.come(Call::new("a"), Some(&home));
     simulation.calls[stopped].stopped = true;
-    simulation.come(Call::new("a"), Some(2));
-    simulation.come(Call::new("a"), Some(2));
+    simulation.come(Call::new("a"), Some(&other));
+    simulation.come(Call::new("a"), Some(&other));
     simulation.until(1500 * MS);
     assert_eq!(simulation.admitted(), [0, 1050 * MS + 1]);
     simulation.calls[stopped].stopped = false;
@@ -216,9 +220,10 @@ fn whoever_does_not_come_is_passed_over_and_keeps_the_place() {
 #[test]
 fn calls_that_run_are_counted_and_the_next_one_comes_when_one_ends() {
     let limit = Limit::per_second(1000).burst(100).max_concurrent(2);
+    let home = Home::default();
     let mut simulation = Simulation::new([("a", limit.max_wait(seconds(10.0)))]);
     for _ in 0..5 {
-        simulation.come(Call::new("a"), Some(1));
+        simulation.come(Call::new("a"), Some(&home));
     }
     simulation.until(SECOND);
     assert_eq!(simulation.admitted(), [0, 0]);
