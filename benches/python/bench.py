@@ -22,6 +22,7 @@ from peers import PEERS, Peer
 from timing import (
     Batch,
     awaiting,
+    awaiting_each,
     calling,
     calling_as,
     looping,
@@ -29,6 +30,7 @@ from timing import (
     measure,
     median,
     minus,
+    plus,
     ratio,
     repeating,
 )
@@ -57,6 +59,7 @@ async def main() -> None:
         "in which all take turns; the machine's own speed is in the absolute figures."
     )
     await print_calls()
+    await print_acquire()
     await print_middleware()
     await print_peers()
 
@@ -95,6 +98,43 @@ async def print_calls() -> None:
     print_table(
         f"One call by name among {len(TOOLS)} tools", ["", "CPU ns", "ratio", "target"], rows
     )
+
+
+async def print_acquire() -> None:
+    """`Limiter.acquire` of who need not wait, beside `try_acquire` and an await."""
+    may_wait = limiter(OPEN, max_wait=60)
+    samples = await measure(
+        {
+            "loop": looping(CALLS),
+            "await": awaiting_each(empty, CALLS),
+            "try": calling(may_wait.try_acquire, CALLS),
+            "acquire": awaiting_each(may_wait.acquire, CALLS),
+        },
+        rounds=1_000,
+    )
+    net = {name: minus(samples[name], samples["loop"]) for name in ("await", "try", "acquire")}
+    net["both"] = plus(net["try"], net["await"])
+    titles = {
+        "await": "`await` of an empty coroutine",
+        "try": "`limiter.try_acquire(name)`",
+        "both": "the two together",
+        "acquire": "`await limiter.acquire(name)`",
+    }
+    part = {name: ratio(net[name], net["both"]) for name in titles}
+    most = {"acquire": 1.0}
+    rows = [
+        [title, f"{median(net[name]):.0f}", f"{part[name]:.2f}", target(part[name], most.get(name))]
+        for name, title in titles.items()
+    ]
+    print_table(
+        "One call under a limit with `max_wait`, admitted at once",
+        ["", "CPU ns", "ratio", "target"],
+        rows,
+    )
+
+
+async def empty(_name: str) -> None:
+    """Does nothing."""
 
 
 async def print_middleware() -> None:
@@ -213,10 +253,11 @@ def limiter(
     *,
     in_all: tuple[float, int] | None = None,
     per: Sequence[str] = (),
+    max_wait: float = 0.0,
 ) -> Limiter:
     """A limiter of all tools: each alone, and `in_all` where that is given."""
     rate, burst = limit
-    limits = {tool: ToolRateLimit(rate, burst=burst, per=per) for tool in TOOLS}
+    limits = {tool: ToolRateLimit(rate, burst=burst, per=per, max_wait=max_wait) for tool in TOOLS}
     if in_all is not None:
         rate, burst = in_all
         limits["in all"] = ToolRateLimit(rate, burst=burst, tools=TOOLS)
