@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import waiting
 from agent_framework import FunctionMiddleware
 from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
 from middleware import LockMiddleware, Silent, Trivial, execution
@@ -34,6 +35,7 @@ from timing import (
     ratio,
     repeating,
 )
+from waiting import Wait
 
 from callgate import Limiter, ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
@@ -47,6 +49,7 @@ OPEN = (1_000_000_000, 1_000_000_000)
 SHUT = (1 / 3600, 1)
 
 HAMMERINGS = 3
+WAITINGS = 3
 
 OURS = "`ToolRateLimitMiddleware`"
 
@@ -62,6 +65,7 @@ async def main() -> None:
     await print_acquire()
     await print_middleware()
     await print_peers()
+    print_waiting()
 
 
 async def print_calls() -> None:
@@ -245,6 +249,67 @@ def exactness(peer: Peer, runs: Sequence[Tally]) -> list[str]:
         f"{most:,}",
         wrong_if(raised > 0, f"{raised:.0%}" if raised == 0 or raised >= 0.01 else "< 1%"),
         wrong_if(hung > 0, f"{hung} of {len(runs)}"),
+    ]
+
+
+def print_waiting() -> None:
+    """What a grant costs, and who gets it, when few and when many wait."""
+    peers = (waiting.NO_WAIT, *waiting.LIMITERS)
+    waits: dict[str, list[list[Wait]]] = {
+        peer.name: [[] for _ in waiting.WAITERS] for peer in peers
+    }
+    for _ in range(WAITINGS):
+        for peer in peers:
+            for number, rounds in zip(waiting.WAITERS, waits[peer.name], strict=True):
+                rounds.append(waiting.wait_apart(peer, number))
+    none = [cpu(rounds) for rounds in waits[waiting.NO_WAIT.name]]
+    print_table(
+        "Tasks that wait for a token of one bucket: CPU µs a grant",
+        [
+            "limiter",
+            *(f"{number:,} wait" for number in waiting.WAITERS),
+            f"{waiting.WAITERS[-1]:,} : {waiting.WAITERS[0]:,}",
+            *("in order", "early, ms", "late, ms"),
+        ],
+        [
+            [peer.title, *costs(waits[peer.name], none), *turns(waits[peer.name])]
+            for peer in waiting.LIMITERS
+        ],
+    )
+    print(
+        f"\nAll ask at once for a token of a drained bucket, {waiting.RATE:,} a second with burst "
+        f"{waiting.BURST}. CPU of the process, less that of as many tasks that wait for nothing "
+        f"({waiting.NO_WAIT.name}: {', '.join(map(micro, none))} µs). In order: of arrival. Early, "
+        "late: the most that a grant came before or after its token was due; late includes the "
+        "time to start all tasks. >: given up before all were served. **Bold**: wrong.\n"
+    )
+    for peer in waiting.LIMITERS:
+        print(f"- {peer.title}: {peer.how}.")
+
+
+def cpu(rounds: Sequence[Wait]) -> list[float]:
+    """The CPU nanoseconds of a grant in each round."""
+    return [wait.cpu for wait in rounds]
+
+
+def costs(waits: Sequence[Sequence[Wait]], none: Sequence[Sequence[float]]) -> list[str]:
+    """The left half of a waiting limiter's row."""
+    net = [minus(cpu(rounds), idle) for rounds, idle in zip(waits, none, strict=True)]
+    figures = [*(micro(each) for each in net), f"{ratio(net[-1], net[0]):.2f}"]
+    served = [all(wait.served for wait in rounds) for rounds in (*waits, waits[-1])]
+    return [text if all_of else f"> {text}" for text, all_of in zip(figures, served, strict=True)]
+
+
+def turns(waits: Sequence[Sequence[Wait]]) -> list[str]:
+    """The right half of a waiting limiter's row."""
+    every = [wait for rounds in waits for wait in rounds]
+    in_order = all(wait.in_order for wait in every)
+    early = max(wait.early for wait in every) * 1_000
+    late = max(wait.late for wait in every) * 1_000
+    return [
+        wrong_if(not in_order, "yes" if in_order else "no"),
+        wrong_if(early >= 0.1, f"{early:.1f}"),
+        f"{late:.0f}",
     ]
 
 
