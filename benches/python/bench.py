@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import waiting
 from agent_framework import FunctionMiddleware
 from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
 from middleware import LockMiddleware, Silent, Trivial, execution
@@ -22,6 +23,7 @@ from peers import PEERS, Peer
 from timing import (
     Batch,
     awaiting,
+    awaiting_each,
     calling,
     calling_as,
     looping,
@@ -29,9 +31,11 @@ from timing import (
     measure,
     median,
     minus,
+    plus,
     ratio,
     repeating,
 )
+from waiting import Wait
 
 from callgate import Limiter, ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
@@ -45,6 +49,7 @@ OPEN = (1_000_000_000, 1_000_000_000)
 SHUT = (1 / 3600, 1)
 
 HAMMERINGS = 3
+WAITINGS = 3
 
 OURS = "`ToolRateLimitMiddleware`"
 
@@ -57,8 +62,10 @@ async def main() -> None:
         "in which all take turns; the machine's own speed is in the absolute figures."
     )
     await print_calls()
+    await print_acquire()
     await print_middleware()
     await print_peers()
+    print_waiting()
 
 
 async def print_calls() -> None:
@@ -95,6 +102,43 @@ async def print_calls() -> None:
     print_table(
         f"One call by name among {len(TOOLS)} tools", ["", "CPU ns", "ratio", "target"], rows
     )
+
+
+async def print_acquire() -> None:
+    """`Limiter.acquire` of who need not wait, beside `try_acquire` and an await."""
+    may_wait = limiter(OPEN, max_wait=60)
+    samples = await measure(
+        {
+            "loop": looping(CALLS),
+            "await": awaiting_each(empty, CALLS),
+            "try": calling(may_wait.try_acquire, CALLS),
+            "acquire": awaiting_each(may_wait.acquire, CALLS),
+        },
+        rounds=1_000,
+    )
+    net = {name: minus(samples[name], samples["loop"]) for name in ("await", "try", "acquire")}
+    net["both"] = plus(net["try"], net["await"])
+    titles = {
+        "await": "`await` of an empty coroutine",
+        "try": "`limiter.try_acquire(name)`",
+        "both": "the two together",
+        "acquire": "`await limiter.acquire(name)`",
+    }
+    part = {name: ratio(net[name], net["both"]) for name in titles}
+    most = {"acquire": 1.0}
+    rows = [
+        [title, f"{median(net[name]):.0f}", f"{part[name]:.2f}", target(part[name], most.get(name))]
+        for name, title in titles.items()
+    ]
+    print_table(
+        "One call under a limit with `max_wait`, admitted at once",
+        ["", "CPU ns", "ratio", "target"],
+        rows,
+    )
+
+
+async def empty(_name: str) -> None:
+    """Does nothing."""
 
 
 async def print_middleware() -> None:
@@ -208,15 +252,77 @@ def exactness(peer: Peer, runs: Sequence[Tally]) -> list[str]:
     ]
 
 
+def print_waiting() -> None:
+    """What a grant costs, and who gets it, when few and when many wait."""
+    peers = (waiting.NO_WAIT, *waiting.LIMITERS)
+    waits: dict[str, list[list[Wait]]] = {
+        peer.name: [[] for _ in waiting.WAITERS] for peer in peers
+    }
+    for _ in range(WAITINGS):
+        for peer in peers:
+            for number, rounds in zip(waiting.WAITERS, waits[peer.name], strict=True):
+                rounds.append(waiting.wait_apart(peer, number))
+    none = [cpu(rounds) for rounds in waits[waiting.NO_WAIT.name]]
+    print_table(
+        "Tasks that wait for a token of one bucket: CPU µs a grant",
+        [
+            "limiter",
+            *(f"{number:,} wait" for number in waiting.WAITERS),
+            f"{waiting.WAITERS[-1]:,} : {waiting.WAITERS[0]:,}",
+            *("in order", "early, ms", "late, ms"),
+        ],
+        [
+            [peer.title, *costs(waits[peer.name], none), *turns(waits[peer.name])]
+            for peer in waiting.LIMITERS
+        ],
+    )
+    print(
+        f"\nAll ask at once for a token of a drained bucket, {waiting.RATE:,} a second with burst "
+        f"{waiting.BURST}. CPU of the process, less that of as many tasks that wait for nothing "
+        f"({waiting.NO_WAIT.name}: {', '.join(map(micro, none))} µs). In order: of arrival. Early, "
+        "late: the most that a grant came before or after its token was due; late includes the "
+        "time to start all tasks. >: given up before all were served. **Bold**: wrong.\n"
+    )
+    for peer in waiting.LIMITERS:
+        print(f"- {peer.title}: {peer.how}.")
+
+
+def cpu(rounds: Sequence[Wait]) -> list[float]:
+    """The CPU nanoseconds of a grant in each round."""
+    return [wait.cpu for wait in rounds]
+
+
+def costs(waits: Sequence[Sequence[Wait]], none: Sequence[Sequence[float]]) -> list[str]:
+    """The left half of a waiting limiter's row."""
+    net = [minus(cpu(rounds), idle) for rounds, idle in zip(waits, none, strict=True)]
+    figures = [*(micro(each) for each in net), f"{ratio(net[-1], net[0]):.2f}"]
+    served = [all(wait.served for wait in rounds) for rounds in (*waits, waits[-1])]
+    return [text if all_of else f"> {text}" for text, all_of in zip(figures, served, strict=True)]
+
+
+def turns(waits: Sequence[Sequence[Wait]]) -> list[str]:
+    """The right half of a waiting limiter's row."""
+    every = [wait for rounds in waits for wait in rounds]
+    in_order = all(wait.in_order for wait in every)
+    early = max(wait.early for wait in every) * 1_000
+    late = max(wait.late for wait in every) * 1_000
+    return [
+        wrong_if(not in_order, "yes" if in_order else "no"),
+        wrong_if(early >= 0.1, f"{early:.1f}"),
+        f"{late:.0f}",
+    ]
+
+
 def limiter(
     limit: tuple[float, int],
     *,
     in_all: tuple[float, int] | None = None,
     per: Sequence[str] = (),
+    max_wait: float = 0.0,
 ) -> Limiter:
     """A limiter of all tools: each alone, and `in_all` where that is given."""
     rate, burst = limit
-    limits = {tool: ToolRateLimit(rate, burst=burst, per=per) for tool in TOOLS}
+    limits = {tool: ToolRateLimit(rate, burst=burst, per=per, max_wait=max_wait) for tool in TOOLS}
     if in_all is not None:
         rate, burst = in_all
         limits["in all"] = ToolRateLimit(rate, burst=burst, tools=TOOLS)

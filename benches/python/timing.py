@@ -69,6 +69,18 @@ def awaiting(call: Callable[[], Awaitable[Any]], times: int) -> Batch:
     return batch
 
 
+def awaiting_each(call: Callable[[str], Awaitable[Any]], names: Sequence[str]) -> Batch:
+    """Calls with each of the names in turn and awaits each answer before the next call."""
+
+    async def batch() -> float:
+        start = time.thread_time_ns()
+        for name in names:
+            await call(name)
+        return (time.thread_time_ns() - start) / len(names)
+
+    return batch
+
+
 def looping(names: Sequence[str]) -> Batch:
     """The loop of `calling`, with nothing in it."""
 
@@ -116,6 +128,11 @@ async def measure(batches: Mapping[str, Batch], rounds: int) -> dict[str, list[f
 def minus(samples: Samples, other: Samples) -> list[float]:
     """The difference in each round."""
     return [one - two for one, two in zip(samples, other, strict=True)]
+
+
+def plus(samples: Samples, other: Samples) -> list[float]:
+    """The sum in each round."""
+    return [one + two for one, two in zip(samples, other, strict=True)]
 
 
 def ratio(samples: Samples, other: Samples) -> float:
