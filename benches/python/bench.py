@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-import waiting
+import grants
 from agent_framework import FunctionMiddleware
+from grants import Wait
 from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
 from middleware import LockMiddleware, Silent, Trivial, execution
 from peers import PEERS, Peer
@@ -35,7 +36,6 @@ from timing import (
     ratio,
     repeating,
 )
-from waiting import Wait
 
 from callgate import Limiter, ToolRateLimit
 from callgate.agent_framework import ToolRateLimitMiddleware
@@ -254,36 +254,34 @@ def exactness(peer: Peer, runs: Sequence[Tally]) -> list[str]:
 
 def print_waiting() -> None:
     """What a grant costs, and who gets it, when few and when many wait."""
-    peers = (waiting.NO_WAIT, *waiting.LIMITERS)
-    waits: dict[str, list[list[Wait]]] = {
-        peer.name: [[] for _ in waiting.WAITERS] for peer in peers
-    }
+    peers = (grants.NO_WAIT, *grants.LIMITERS)
+    waits: dict[str, list[list[Wait]]] = {peer.name: [[] for _ in grants.WAITERS] for peer in peers}
     for _ in range(WAITINGS):
         for peer in peers:
-            for number, rounds in zip(waiting.WAITERS, waits[peer.name], strict=True):
-                rounds.append(waiting.wait_apart(peer, number))
-    none = [cpu(rounds) for rounds in waits[waiting.NO_WAIT.name]]
+            for number, rounds in zip(grants.WAITERS, waits[peer.name], strict=True):
+                rounds.append(grants.wait_apart(peer, number))
+    none = [cpu(rounds) for rounds in waits[grants.NO_WAIT.name]]
     print_table(
         "Tasks that wait for a token of one bucket: CPU µs a grant",
         [
             "limiter",
-            *(f"{number:,} wait" for number in waiting.WAITERS),
-            f"{waiting.WAITERS[-1]:,} : {waiting.WAITERS[0]:,}",
+            *(f"{number:,} wait" for number in grants.WAITERS),
+            f"{grants.WAITERS[-1]:,} : {grants.WAITERS[0]:,}",
             *("in order", "early, ms", "late, ms"),
         ],
         [
             [peer.title, *costs(waits[peer.name], none), *turns(waits[peer.name])]
-            for peer in waiting.LIMITERS
+            for peer in grants.LIMITERS
         ],
     )
     print(
-        f"\nAll ask at once for a token of a drained bucket, {waiting.RATE:,} a second with burst "
-        f"{waiting.BURST}. CPU of the process, less that of as many tasks that wait for nothing "
-        f"({waiting.NO_WAIT.name}: {', '.join(map(micro, none))} µs). In order: of arrival. Early, "
+        f"\nAll ask at once for a token of a drained bucket, {grants.RATE:,} a second with burst "
+        f"{grants.BURST}. CPU of the process, less that of as many tasks that wait for nothing "
+        f"({grants.NO_WAIT.name}: {', '.join(map(micro, none))} µs). In order: of arrival. Early, "
         "late: the most that a grant came before or after its token was due; late includes the "
         "time to start all tasks. >: given up before all were served. **Bold**: wrong.\n"
     )
-    for peer in waiting.LIMITERS:
+    for peer in grants.LIMITERS:
         print(f"- {peer.title}: {peer.how}.")
 
 

@@ -21,12 +21,15 @@ Example:
 import os
 
 from callgate import _callgate
-from callgate._callgate import Decision, Limiter, LimitSnapshot, ToolRateLimit, __version__
+from callgate._callgate import Decision, LimitSnapshot, ToolRateLimit, __version__
 from callgate._errors import CallgateError, ConfigError, RateLimitExceeded, StoreError
+from callgate._limiter import Limiter
 
 if hasattr(os, "register_at_fork"):
-    # A child counts what it decides itself: its parent goes on reporting what came before.
+    # A child counts what it decides itself: its parent goes on reporting what came before. And it has only
+    # the one thread: none of the parent's others waits in it, or runs calls.
     os.register_at_fork(after_in_child=_callgate.reset_decision_counts)
+    os.register_at_fork(after_in_child=_callgate.after_fork)
 
 __all__ = [
     "CallgateError",

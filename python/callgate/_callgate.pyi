@@ -1,15 +1,23 @@
 """The extension module: the core's types."""
 
+from asyncio import Future
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
+from threading import Lock
+from types import EllipsisType
 from typing import Any, Literal, SupportsIndex, final
+
+from typing_extensions import Self, disjoint_base
 
 __all__ = [
     "Decision",
+    "Home",
     "LimitSnapshot",
     "Limiter",
     "ToolRateLimit",
+    "Turn",
     "__version__",
+    "after_fork",
     "decision_counts",
     "main",
     "reset_decision_counts",
@@ -217,6 +225,10 @@ class Decision:
     In a dry run every call may, and `limit`, `reason` and `retry_after` say what would have
     refused it.
 
+    Where a limit has `max_concurrent`, run the call in a ``with`` block of its decision: at the end of
+    the block the next one may run, however it ends. A decision that is dropped before that lets the
+    next one run too, and warns.
+
     Example:
         >>> from callgate import Limiter, ToolRateLimit
         >>> limiter = Limiter({"search": ToolRateLimit(2, burst=1)}, clock=lambda: 0.0)
@@ -243,8 +255,12 @@ class Decision:
         """
 
     @property
-    def reason(self) -> Literal["rate", "cost"] | None:
-        """Why it was refused: too few tokens now, or a cost above the burst. None where it was not."""
+    def reason(self) -> Literal["rate", "cost", "paused", "concurrency"] | None:
+        """Why it was refused; None where it was not.
+
+        ``"rate"``: too few tokens now. ``"paused"``: the limit is paused. ``"concurrency"``: as many calls run
+        as may. ``"cost"``: a cost above the burst.
+        """
 
     @property
     def remaining(self) -> int | None:
@@ -257,11 +273,13 @@ class Decision:
     def retry_after(self) -> float | None:
         """Seconds to wait before the same call can be admitted, if nobody else spends.
 
-        Never 0. None where the call was not refused, and where no wait helps. For an injected
-        clock, a call at ``clock() + retry_after`` (as floats) is admitted.
+        Never 0. None where the call was not refused, where no wait helps, and where no time can be
+        told (``"concurrency"``). For an injected clock, a call at ``clock() + retry_after`` (as floats) is admitted.
         """
 
     def __bool__(self) -> bool: ...
+    def __enter__(self) -> Decision: ...
+    def __exit__(self, *_error: object) -> None: ...
     def __reduce__(self) -> tuple[Callable[..., Decision], tuple[object, ...]]: ...
 
 @final
@@ -290,43 +308,9 @@ class LimitSnapshot:
         limit keeps at most about a million; beyond that, calls with other fields share one.
         """
 
-@final
+@disjoint_base
 class Limiter:
-    """Decides whether a tool's call may run now.
-
-    All limits that hold for a tool must admit its call, and then all are charged; where one refuses,
-    none is. A tool that no limit holds for falls under the default, or is not limited.
-
-    One instance may be used from any number of threads and event loops at once; it belongs to none
-    of them. A forked child goes on with a copy: from then on the two count apart.
-
-    Args:
-        limits: The limits by name. A limit's name is its tool, or a pattern of tools such as
-            ``"crm_*"``, unless the limit names its `tools` itself.
-        default: The limit of each tool that no other limit holds for, with a bucket for each of them.
-        dry_run: Whether to let every call pass, and only say and count what would have been
-            refused. What would have been refused spends nothing.
-        clock: A callable that returns the time in seconds as a float, as `time.monotonic` does;
-            for tests that move time. Readings count in whole nanoseconds. One that is up to 2 s
-            below the highest so far counts as the highest; after a larger step back, time goes on
-            from the new reading, and nothing is gained or lost by the step. A reading 2^63 ns (292
-            years) or more from the first is refused. By default the operating system's monotonic
-            clock, which need not count the time asleep. (Do not leave a daemon thread inside a
-            clock of your own when the interpreter exits: that can abort the process.)
-
-    Raises:
-        ConfigError: If a limit or another value is not what it should be.
-
-    Example:
-        >>> from callgate import Limiter, ToolRateLimit
-        >>> limiter = Limiter(
-        ...     {"search": ToolRateLimit(10, burst=10, per=["tenant"])},
-        ...     default=ToolRateLimit(1, burst=5),
-        ... )
-        >>> if limiter.try_acquire("search", tenant="acme"):
-        ...     print("run the tool")
-        run the tool
-    """
+    """What `callgate.Limiter` is made of: everything but waiting."""
 
     def __new__(
         cls,
@@ -335,11 +319,11 @@ class Limiter:
         default: ToolRateLimit | None = None,
         dry_run: bool = False,
         clock: Callable[[], float] | None = None,
-    ) -> Limiter: ...
-    @staticmethod
+    ) -> Self: ...
+    @classmethod
     def from_file(
-        path: str | PathLike[str], *, clock: Callable[[], float] | None = None
-    ) -> Limiter:
+        cls, path: str | PathLike[str], *, clock: Callable[[], float] | None = None
+    ) -> Self:
         """Makes a limiter from a TOML file of limits.
 
         `callgate check FILE` says which limits it really puts in force, and `callgate schema` what
@@ -441,14 +425,96 @@ class Limiter:
             5
         """
 
+    def pause(self, tool: str, seconds: float | SupportsIndex, *, limit: str | None = None) -> None:
+        """Admits no call of a tool for some time, since the service behind it asked for that.
+
+        It pauses the limit of the tool that refills fastest, with all its buckets and for all its tools,
+        which is enough since all limits must admit a call. When the pause ends, its buckets are empty
+        and refill from there; other limits keep their level. Of the default limit only the buckets
+        of this tool pause. A pause that ends later stays as it is. Calls that wait and cannot be
+        served in time any more are rejected.
+
+        Args:
+            tool: The tool's name.
+            seconds: How long: above 0, up to 86,400.
+            limit: The name of another limit of the tool's, to pause in place of the fastest.
+
+        Raises:
+            ConfigError: If no limit holds for the tool, or not the one that is named, or a value is not
+                what it should be.
+
+        Example:
+            >>> from callgate import Limiter, ToolRateLimit
+            >>> limiter = Limiter({"search": ToolRateLimit(2, burst=2)}, clock=lambda: 0.0)
+            >>> limiter.pause("search", 10)
+            >>> decision = limiter.try_acquire("search")
+            >>> decision.reason, decision.retry_after
+            ('paused', 10.5)
+        """
+
     def _admit(
         self,
         tool: str,
         context: Any,
         find: Callable[[Any, tuple[str, ...]], Mapping[str, str | int | None]],
         cost: SupportsIndex | None = None,
-    ) -> Decision | None: ...
+    ) -> Decision | Turn | None: ...
+    def _begin(
+        self,
+        tool: str,
+        cost: SupportsIndex | EllipsisType,
+        max_wait: float | None,
+        fields: Mapping[str, str | int | None],
+    ) -> Decision | Turn: ...
+    @staticmethod
+    def _check(
+        tool: str,
+        cost: SupportsIndex | EllipsisType,
+        max_wait: float | None,
+        fields: Mapping[str, str | int | None],
+    ) -> None: ...
 
+@final
+class Turn:
+    """A call that waits for its turn: to be asked until it gives a decision."""
+
+    def ask(self) -> Decision | None:
+        """The decision, or None where there is none yet: then sleep, and ask again."""
+
+    def sleep(self, on: Lock) -> float:
+        """Sleeps on a lock that is locked: returns how many seconds to wait for it."""
+
+    def leave(self) -> None:
+        """Gives up its place."""
+
+@final
+class Home:
+    """An event loop: when the turns that wait in it are to be woken.
+
+    One timer of the loop's is enough for all of them.
+    """
+
+    def __new__(cls) -> Home: ...
+    def take_in(self, turn: Turn) -> None:
+        """Has a turn wait here."""
+
+    def sleep(self, turn: Turn, on: Future[None]) -> float | None:
+        """Sleeps on a future.
+
+        Returns after how many seconds to look for who is due, 0.0 where that is no sooner than before, or
+        None where the turn was woken already and does not sleep.
+        """
+
+    def due(self, is_last: bool) -> tuple[list[Future[None]], float | None]:
+        """The futures of those who are due, and after how many seconds to look again.
+
+        None where nobody is left, or where this was not the last time that was set.
+        """
+
+    def close(self) -> None:
+        """The event loop is closed: nobody who waits in it will come."""
+
+def after_fork() -> None: ...
 def decision_counts() -> list[tuple[str, str | None, str, int]]: ...
 def main(argv: Sequence[str]) -> int: ...
 def reset_decision_counts() -> None: ...

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, TypeAlias
 
 try:
@@ -30,8 +31,10 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from callgate._callgate import Decision, Limiter, ToolRateLimit
+from callgate._callgate import Decision, ToolRateLimit, Turn
 from callgate._errors import ConfigError, RateLimitExceeded, describe
+from callgate._limiter import Limiter, wait
+from callgate._retry_after import retry_after
 from callgate._telemetry import record_rejection
 
 __all__ = ["OnRejected", "ToolRateLimit", "ToolRateLimitMiddleware"]
@@ -73,6 +76,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         fields: Callable[[FunctionInvocationContext], Mapping[str, str | int | None]] | None = None,
         cost: Callable[[FunctionInvocationContext], int | None] | None = None,
         on_rejected: OnRejected = "result",
+        pause_on_retry_after: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Makes the middleware, and a limiter of its own unless it is given one.
@@ -99,6 +103,10 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 and the decision, and what it returns is the call's result (a Content is put in a
                 list, as the framework needs it); None keeps what `context.result` then is, by
                 default the usual result.
+            pause_on_retry_after: Whether to pause the tool (see `Limiter.pause`) when it raises an HTTP
+                error with status 429 or 503 whose ``Retry-After`` says for how long: one with a
+                ``response`` that has ``status_code`` and ``headers``, as of httpx, requests and the
+                SDKs built on them, or an error that wraps one. The error goes on as before.
             clock: The time in seconds, for tests; as in `Limiter`, and not beside one.
 
         Raises:
@@ -118,6 +126,11 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 "on_rejected must be 'result', 'terminate' or a callable with agent-framework-core below 1.15, "
                 "got 'raise'"
             )
+        # Its type says so, but not everybody checks types.
+        if not isinstance(pause_on_retry_after, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"pause_on_retry_after must be True or False, got {pause_on_retry_after!r}"
+            )
         for name, given in (("fields", fields), ("cost", cost)):
             if given is not None and not callable(given):
                 raise ConfigError(
@@ -131,6 +144,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         self._admit = limits._admit
         self._find = _find_fields if fields is None else _find_by(fields)
         self._cost = cost
+        self._pauses = pause_on_retry_after
         self._key = f"callgate.{id(limits)}"
         self._form = form
         self._on_rejected = on_rejected
@@ -150,6 +164,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             call_next: Runs the rest of the middleware and the tool.
         """
         metadata = context.metadata
+        held: Decision | None = None
         receipt = metadata.get(self._key)
         if receipt is None or not _is_for(receipt):
             if receipt is not None:
@@ -157,24 +172,42 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 metadata.pop("rate_limit", None)
             name = context.function.name
             try:
-                rejected = (
+                begun = (
                     self._admit(name, context, self._find)
                     if self._cost is None
                     else self._admit(name, context, self._find, self._cost(context))
                 )
+                if begun is not None:
+                    held = await wait(begun) if isinstance(begun, Turn) else begun
             except Exception as error:
                 # The framework says no more of it than "Function failed.", to the model.
                 _log_failure(name, error)
                 raise
-            if rejected is not None:
-                record_rejection(rejected, metadata.get("call_id"))
-                if not rejected.admitted:
-                    await self._reject(context, rejected)
+            if held is not None:
+                if held.reason is not None:
+                    record_rejection(held, metadata.get("call_id"))
+                if not held.admitted:
+                    await self._reject(context, held)
                     return
         # Held while the call runs, for `_is_for` to find.
         charged = metadata[self._key] = ["one call"]
-        await call_next()
+        if held is None and not self._pauses:
+            await call_next()
+        else:
+            with held or nullcontext():
+                await self._run(context.function.name, call_next)
         del charged
+
+    async def _run(self, name: str, call_next: Callable[[], Awaitable[None]]) -> None:
+        """Runs a call, and pauses its tool where the service behind it asks for that."""
+        try:
+            await call_next()
+        except Exception as error:
+            if self._pauses and (seconds := retry_after(error)) is not None:
+                # A tool without a limit has nothing to pause.
+                with suppress(ConfigError):
+                    self._limiter.pause(name, seconds)
+            raise
 
     async def _reject(self, context: FunctionInvocationContext, decision: Decision) -> None:
         context.metadata["rate_limit"] = decision

@@ -16,6 +16,7 @@ import pytest
 
 import callgate
 import callgate._errors
+import callgate._limiter
 import callgate.agent_framework
 from callgate import _callgate
 
@@ -26,6 +27,9 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 STUB = ast.parse((PACKAGE / "_callgate.pyi").read_text())
 STUB_CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
+PUBLIC = [name for name in STUB_CLASSES if name in callgate.__all__]
+INTERNAL = {"Home", "Turn"}
+"""What the package itself waits with."""
 
 
 def defined(body: list[ast.stmt]) -> dict[str, ast.stmt]:
@@ -63,7 +67,7 @@ def test_the_front_end_exports_what_it_names() -> None:
 def test_the_stub_and_the_extension_define_the_same_names() -> None:
     said = set(defined(STUB.body))
     assert said - {"__version__"} == {name for name in vars(_callgate) if name[:2] != "__"}
-    assert set(STUB_CLASSES) <= set(callgate.__all__)
+    assert set(STUB_CLASSES) == {*PUBLIC, *INTERNAL}
 
 
 @pytest.mark.parametrize("name", STUB_CLASSES)
@@ -117,6 +121,7 @@ def said_parameters(node: ast.FunctionDef) -> list[str]:
         ("Limiter", "try_acquire"),
         ("Limiter", "reload"),
         ("Limiter", "snapshot"),
+        ("Limiter", "pause"),
     ],
 )
 def test_a_method_takes_the_arguments_that_its_stub_says(owner: str, method: str) -> None:
@@ -139,9 +144,9 @@ def test_everything_public_is_documented_in_the_stub_and_at_run_time() -> None:
             assert getattr(callgate, name).__doc__, name
 
 
-@pytest.mark.parametrize("name", STUB_CLASSES)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_help_says_of_a_class_and_its_methods_what_each_argument_is(name: str) -> None:
-    found = getattr(_callgate, name)
+    found = getattr(callgate, name)
     for method, node in defined(STUB_CLASSES[name].body).items():
         if not isinstance(node, ast.FunctionDef) or (
             method.startswith("_") and method != "__new__"
@@ -150,13 +155,32 @@ def test_help_says_of_a_class_and_its_methods_what_each_argument_is(name: str) -
         said = inspect.getdoc(found if method == "__new__" else getattr(found, method)) or ""
         for argument in said_parameters(node):
             word = argument.split("=")[0].strip("*")
-            assert not word or f"`{word}`" in said, f"{name}.{method}: {word}"
+            in_words = (f"`{word}`", f"{word}: ")
+            assert not word or any(form in said for form in in_words), f"{name}.{method}: {word}"
         assert ("ConfigError" in said) == ("ConfigError" in documented(node, name)), (name, method)
 
 
 def documented(node: ast.FunctionDef, owner: str) -> str:
     """The stub's documentation of a method; the class has that of `__new__`."""
-    return ast.get_docstring(STUB_CLASSES[owner] if node.name == "__new__" else node) or ""
+    if node.name != "__new__":
+        return ast.get_docstring(node) or ""
+    # What Python makes of a class of the extension's says it itself.
+    made_of_it = getattr(callgate, owner) is not getattr(_callgate, owner)
+    return (
+        callgate.Limiter.__doc__ or ""
+        if made_of_it
+        else ast.get_docstring(STUB_CLASSES[owner]) or ""
+    )
+
+
+@pytest.mark.parametrize("method", ["acquire", "acquire_sync", "limit"])
+def test_help_says_of_what_waits_what_each_argument_is(method: str) -> None:
+    found = getattr(callgate.Limiter, method)
+    said = inspect.getdoc(found) or ""
+    for argument in parameters(found):
+        word = argument.split("=")[0].strip("*")
+        assert not word or f"{word}: " in said, word
+    assert "ConfigError" in said
 
 
 def test_the_package_says_that_it_is_typed() -> None:
@@ -221,7 +245,10 @@ def module_examples() -> list[doctest.DocTest]:
     """The examples in the docstrings of the package's modules."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     modules = [callgate, callgate._errors, callgate.agent_framework]
-    return [example for module in modules for example in finder.find(module, globs={})]
+    found = [example for module in modules for example in finder.find(module, globs={})]
+    # It says that it is of the package; its methods know better.
+    limiter = finder.find(callgate.Limiter, "callgate.Limiter", callgate._limiter, globs={})
+    return found + [example for example in limiter if example.name != "callgate.Limiter"]
 
 
 EXAMPLES = [example for example in stub_examples() + module_examples() if example.examples]
@@ -239,7 +266,8 @@ def test_an_example_in_a_docstring_is_right(example: doctest.DocTest) -> None:
     "name",
     [
         *("ToolRateLimit", "parse", "per_minute", "quota"),
-        *("Limiter", "from_file", "try_acquire", "reload", "snapshot", "Decision"),
+        *("from_file", "try_acquire", "reload", "snapshot", "pause", "Decision"),
+        *(f"callgate.Limiter{method}" for method in ("", ".acquire", ".acquire_sync", ".limit")),
     ],
 )
 def test_what_people_call_first_has_an_example(name: str) -> None:

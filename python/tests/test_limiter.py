@@ -25,7 +25,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from callgate import ConfigError, Decision, Limiter, LimitSnapshot, ToolRateLimit
-from callgate._callgate import decision_counts
+from callgate._callgate import Turn, decision_counts
 
 from .clocks import FakeClock
 
@@ -291,7 +291,9 @@ def test_bad_limits_are_refused_when_they_are_given(limits: Any, message: str) -
 
 def admit(limiter: Limiter, tool: Any, **fields: Any) -> Decision | None:
     """Asks as front ends do."""
-    return limiter._admit(tool, None, lambda _context, _names: fields)
+    begun = limiter._admit(tool, None, lambda _context, _names: fields)
+    assert not isinstance(begun, Turn)
+    return begun
 
 
 def test_a_name_that_is_no_unicode_is_matched_by_its_replacement_text(clock: FakeClock) -> None:

@@ -22,11 +22,15 @@ const OTHER: &str = "_OTHER";
 const ADMITTED: &str = "admitted";
 
 /// What rejections come to, apart from each other: first those that held, then those of a dry run.
-const REJECTED: [&str; 4] = [
+const REJECTED: [&str; 8] = [
     "rejected_rate",
     "rejected_cost",
+    "rejected_paused",
+    "rejected_concurrency",
     "would_reject_rate",
     "would_reject_cost",
+    "would_reject_paused",
+    "would_reject_concurrency",
 ];
 
 /// The counts of one tool.
@@ -67,13 +71,18 @@ impl Counts {
             Decision::Rejected(rejection) => self.add_rejection(rejection, 0),
             Decision::Admitted(permit) => match permit.overruled() {
                 None => one_more(&self.admitted),
-                Some(rejection) => self.add_rejection(rejection, 2),
+                Some(rejection) => self.add_rejection(rejection, REJECTED.len() / 2),
             },
         }
     }
 
     fn add_rejection(&self, rejection: &Rejection<'_>, first: usize) {
-        let outcome = first + usize::from(rejection.reason == Reason::Cost);
+        let outcome = match rejection.reason {
+            Reason::Cost => 1,
+            Reason::Paused => 2,
+            Reason::Concurrency => 3,
+            _ => 0,
+        };
         let limit = rejection.limit();
         let (_, counts) = self.of_limit(limit).unwrap_or_else(|| {
             let apart = self.rejected.count() < MOST_LIMITS;
@@ -83,7 +92,7 @@ impl Counts {
                 &self.rejected[place]
             })
         });
-        one_more(&counts[outcome]);
+        one_more(&counts[first + outcome]);
     }
 
     fn of_limit(&self, limit: &str) -> Option<&Rejected> {

@@ -1,12 +1,21 @@
 //! `Decision`.
 
-use callgate::Reason;
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
+
+use callgate::{InFlight, Reason};
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyString, PyTuple};
+
+use crate::logging::say;
 
 /// Whether a call may run now. True where it may.
 ///
 /// In a dry run every call may, and `limit`, `reason` and `retry_after` say what would have refused it.
+///
+/// Where a limit says how many calls may run at the same time, run the call in a `with` block of its decision:
+/// at the end of the block the next one may run.
 #[pyclass(frozen, module = "callgate")]
 pub(crate) struct Decision {
     /// The tool that was asked for.
@@ -21,7 +30,10 @@ pub(crate) struct Decision {
     /// other holds for.
     #[pyo3(get)]
     pub(crate) limit: Option<Py<PyString>>,
-    /// Why it was refused: 'rate', too few tokens now, or 'cost', a cost above the burst. None where it was not.
+    /// Why it was refused; None where it was not.
+    ///
+    /// 'rate', too few tokens now; 'paused', the limit is paused; 'concurrency', as many calls run as may; 'cost',
+    /// a cost above the burst.
     #[pyo3(get)]
     pub(crate) reason: Option<&'static str>,
     /// The whole tokens left in the call's bucket, of several limits in the tightest.
@@ -31,15 +43,19 @@ pub(crate) struct Decision {
     pub(crate) remaining: Option<u64>,
     /// Seconds to wait before the same call can be admitted, if nobody else spends.
     ///
-    /// Never 0. None where the call was not refused, and where no wait helps.
+    /// Never 0. None where the call was not refused, where no wait helps, and where no time can be told.
     #[pyo3(get)]
     pub(crate) retry_after: Option<f64>,
+    /// What counts the call as running.
+    running: Mutex<Option<Box<InFlight>>>,
 }
 
 /// The reasons' names, in Python and in metrics.
 pub(crate) fn reason_name(reason: Reason) -> &'static str {
     match reason {
         Reason::Cost => "cost",
+        Reason::Paused => "paused",
+        Reason::Concurrency => "concurrency",
         _ => "rate",
     }
 }
@@ -74,6 +90,15 @@ impl Decision {
         ))
     }
 
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) {
+        self.end();
+    }
+
     /// Pickled and copied as its parts: it may travel in an exception between processes.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Parts)> {
         let restore = py
@@ -96,6 +121,7 @@ impl Decision {
         reason: Option<Reason>,
         remaining: Option<u64>,
         retry_after: Option<f64>,
+        running: Option<Box<InFlight>>,
     ) -> PyResult<Bound<'py, Self>> {
         let py = tool.py();
         let decision = Self {
@@ -105,8 +131,18 @@ impl Decision {
             reason: reason.map(reason_name),
             remaining,
             retry_after,
+            running: Mutex::new(running),
         };
         Bound::new(py, decision)
+    }
+
+    /// The call does not run any more; whether it did.
+    fn end(&self) -> bool {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        // Dropped when nothing is locked: it has the next one run.
+        let ended = running.take();
+        drop(running);
+        ended.is_some()
     }
 
     fn parts(&self, py: Python<'_>) -> Parts {
@@ -122,6 +158,31 @@ impl Decision {
     }
 }
 
+impl Drop for Decision {
+    /// Nobody can run the call any more: as if it had ended.
+    fn drop(&mut self) {
+        if !self.end() {
+            return;
+        }
+        Python::attach(|py| {
+            let before = PyErr::take(py);
+            let message = format!(
+                "the decision on a call of tool '{}' was dropped before it was said that the call has ended: its limit \
+                 counts running calls, so run the call in a `with` block of the decision\0",
+                self.tool.bind(py).to_string_lossy().replace('\0', "")
+            );
+            let message = CString::from_vec_with_nul(message.into_bytes()).unwrap_or_default();
+            let category = py.get_type::<PyRuntimeWarning>();
+            if let Err(error) = PyErr::warn(py, &category, &message, 1) {
+                say(py, error);
+            }
+            if let Some(before) = before {
+                before.restore(py);
+            }
+        });
+    }
+}
+
 /// Makes a pickled decision again.
 #[pyfunction]
 pub(crate) fn restore_decision<'py>(
@@ -134,8 +195,10 @@ pub(crate) fn restore_decision<'py>(
 ) -> PyResult<Bound<'py, Decision>> {
     let reason = reason.map(|reason| match reason {
         "cost" => Reason::Cost,
+        "paused" => Reason::Paused,
+        "concurrency" => Reason::Concurrency,
         _ => Reason::Rate,
     });
     let limit = limit.map(Bound::as_unbound);
-    Decision::object(tool, admitted, limit, reason, remaining, retry_after)
+    Decision::object(tool, admitted, limit, reason, remaining, retry_after, None)
 }

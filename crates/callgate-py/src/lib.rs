@@ -11,6 +11,7 @@ mod limit;
 mod limiter;
 mod logging;
 mod seconds;
+mod turn;
 
 use std::convert::Infallible;
 
@@ -33,6 +34,8 @@ mod _callgate {
     use crate::limit::{ToolRateLimit, restore_limit};
     #[pymodule_export]
     use crate::limiter::{LimitSnapshot, Limiter};
+    #[pymodule_export]
+    use crate::turn::{Home, Turn, after_fork};
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]
     const __version__: &str = env!("CARGO_PKG_VERSION");

@@ -478,8 +478,16 @@ fn counted(
 }
 
 /// How long a call may wait, from seconds as Python gave them.
-fn wait(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
-    let wait = match value.cast::<PyFloat>() {
+pub(crate) fn wait(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    time(value)?.ok_or_else(|| {
+        let must = "max_wait must be an int or a float, from 0 to 86,400 seconds";
+        refusal(value, must)
+    })
+}
+
+/// A time of at most a day, to the nearest nanosecond, from seconds as Python gave them.
+pub(crate) fn time(value: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
+    Ok(match value.cast::<PyFloat>() {
         Ok(float) => Some(float.value())
             .filter(|seconds| (0.0..=MAX_WAIT.as_secs_f64()).contains(seconds))
             .and_then(|seconds| nanos(seconds)?.try_into().ok())
@@ -488,10 +496,6 @@ fn wait(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
             .and_then(|whole| whole.extract().ok())
             .map(Duration::from_secs)
             .filter(|wait| *wait <= MAX_WAIT),
-    };
-    wait.ok_or_else(|| {
-        let must = "max_wait must be an int or a float, from 0 to 86,400 seconds";
-        refusal(value, must)
     })
 }
 

@@ -2,46 +2,39 @@
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use callgate::{Call, Decision as Core, HighWater, Level, LimiterBuilder, Reading, Rejection};
+use callgate::{
+    Call, Decision as Core, HighWater, Level, LimiterBuilder, Reading, Reason, Rejection,
+};
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::{PyBool, PyDict, PyInt, PyList, PyMapping, PyString, PyTuple};
+use pyo3::types::{
+    PyBool, PyDict, PyEllipsis, PyInt, PyList, PyMapping, PyString, PyTuple, PyType,
+};
 
 use crate::counts::Counts;
 use crate::decision::Decision;
-use crate::limit::{ToolRateLimit, whole};
+use crate::limit::{ToolRateLimit, time, wait, whole};
 use crate::seconds::{nanos, seconds, seconds_until};
+use crate::turn::{CallParts, Turn};
 use crate::{Argument, config_error, of_kind, refusal};
 
-/// Decides whether a tool's call may run now.
-///
-/// All limits that hold for a tool must admit its call, and then all are charged; where one refuses, none
-/// is. A tool that no limit holds for falls under the default, or is not limited. One instance may be used
-/// from any number of threads and event loops at once.
-///
-/// Args:
-///     `limits`: The limits by name, a mapping to `ToolRateLimit`. A limit's name is its tool, or a pattern of
-///         tools, unless the limit names its `tools` itself.
-///     `default`: The limit of each tool that no other limit holds for, with a bucket for each of them.
-///     `dry_run`: Whether to let every call pass, and only say and count what would have been refused.
-///     `clock`: For tests: a callable that returns the time in seconds as a float, as `time.monotonic` does.
-///         By default the operating system's monotonic clock.
-///
-/// Raises:
-///     `ConfigError`: If a limit or another value is not what it should be.
-#[pyclass(frozen, module = "callgate")]
+/// What `callgate.Limiter` is made of: everything but waiting.
+#[pyclass(frozen, subclass, module = "callgate._callgate")]
 pub(crate) struct Limiter {
     core: callgate::Limiter,
     /// What Python needs of each name, by its number in the core.
     names: boxcar::Vec<Named>,
     /// Whether fields split any limit.
     split: AtomicBool,
+    /// Whether calls may wait under any limit.
+    waits: AtomicBool,
     clock: Option<Clock>,
 }
 
@@ -88,6 +81,19 @@ impl Limiter {
         dry_run: Argument<'_>,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        if let Ok(file) = limits.cast::<File>() {
+            let builder = file
+                .get()
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            return Self::build(
+                limits.py(),
+                builder.unwrap_or_else(callgate::Limiter::builder),
+                clock,
+            );
+        }
         let must = if of_kind(limits.py(), limits.extract::<PathBuf>())?.is_some() {
             "limits must be a mapping of names to ToolRateLimit (Limiter.from_file reads a file)"
         } else {
@@ -112,15 +118,22 @@ impl Limiter {
     /// Raises:
     ///     `ConfigError`: If the file cannot be read or anything in it is refused: the message has all faults,
     ///         each with its line.
-    #[staticmethod]
+    #[classmethod]
     #[pyo3(signature = (path, *, clock=None))]
-    fn from_file(path: &Bound<'_, PyAny>, clock: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn from_file<'py>(
+        class: &Bound<'py, PyType>,
+        path: &Bound<'py, PyAny>,
+        clock: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = path.py();
         let Some(file) = of_kind(py, path.extract::<PathBuf>())? else {
             let must = "path must be a file's path: a str or a pathlib.Path";
             return Err(refusal(path, must));
         };
-        Self::build(py, read(py, file)?, clock)
+        let file = File(Mutex::new(Some(read(py, file)?)));
+        let keywords = PyDict::new(py);
+        keywords.set_item("clock", clock)?;
+        class.call((file,), Some(&keywords))
     }
 
     /// Decides on one call, at once: never waits.
@@ -160,33 +173,116 @@ impl Limiter {
         }
     }
 
-    /// For front ends: the decision on a call where it was rejected or would have been, and nothing else.
+    /// Decides on a call that may wait: the decision, or else the turn to be asked for one.
+    #[pyo3(signature = (tool, cost, max_wait, fields))]
+    fn _begin<'py>(
+        slf: &Bound<'py, Self>,
+        tool: &Bound<'py, PyAny>,
+        cost: &Bound<'py, PyAny>,
+        max_wait: Option<&Bound<'py, PyAny>>,
+        fields: &Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (tool, call) = parts(tool, cost, max_wait, fields)?;
+        match slf
+            .get()
+            .ask_first(tool, &call, |asked| asked.decision(tool))?
+        {
+            Some(decision) => Ok(decision?.into_any()),
+            None => Turn::object(slf, tool, call),
+        }
+    }
+
+    /// Refuses what is no call.
+    #[staticmethod]
+    fn _check(
+        tool: &Bound<'_, PyAny>,
+        cost: &Bound<'_, PyAny>,
+        max_wait: Option<&Bound<'_, PyAny>>,
+        fields: &Bound<'_, PyDict>,
+    ) -> PyResult<()> {
+        parts(tool, cost, max_wait, fields)?;
+        Ok(())
+    }
+
+    /// For front ends: what is to be done about a call other than to run it, or None.
     ///
-    /// Most calls are admitted, and most front ends then look no further. `find(context, names)` is asked
-    /// for the call's fields where a limit needs some. Without a cost it is what the limits say.
+    /// That is its decision, where it was rejected or would have been, or where it is to be held while the call
+    /// runs; or its turn, where it is to wait. Most calls are admitted, and most front ends then look no
+    /// further. `find(context, names)` is asked for the call's fields where a limit needs some. Without a cost it
+    /// is what the limits say.
     #[pyo3(signature = (tool, context, find, cost=None))]
     fn _admit<'py>(
-        &self,
+        slf: &Bound<'py, Self>,
         tool: &Bound<'py, PyAny>,
         context: &Bound<'py, PyAny>,
         find: &Bound<'py, PyAny>,
         cost: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Option<Bound<'py, Decision>>> {
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let limiter = slf.get();
         let tool = named(tool)?;
-        let cost = cost.map(|cost| tokens(tool, cost)).transpose()?;
-        let mut fields = Vec::new();
-        if self.split.load(Ordering::Relaxed) {
-            let needed = self.core.fields_of(&tool.to_string_lossy());
+        let mut call = CallParts {
+            cost: cost.map(|cost| tokens(tool, cost)).transpose()?,
+            max_wait: None,
+            fields: Vec::new(),
+        };
+        if limiter.split.load(Ordering::Relaxed) {
+            let needed = limiter.core.fields_of(&tool.to_string_lossy());
             if !needed.is_empty() {
-                let needed = PyTuple::new(tool.py(), needed)?;
-                fields = values(tool, &dict(find.call1((context, needed))?)?)?;
+                let needed = PyTuple::new(slf.py(), needed)?;
+                call.fields = values(tool, &dict(find.call1((context, needed))?)?)?;
             }
         }
-        self.ask(tool, cost, &fields, |asked| match &asked.decision {
-            Core::Admitted(permit) if permit.overruled().is_none() => None,
+        let decided = limiter.ask_first(tool, &call, |asked| match &asked.decision {
+            Core::Admitted(permit) if !permit.is_special() => None,
             _ => Some(asked.decision(tool)),
-        })?
-        .transpose()
+        })?;
+        Ok(match decided {
+            Some(decision) => decision.transpose()?.map(Bound::into_any),
+            None => Some(Turn::object(slf, tool, call)?),
+        })
+    }
+
+    /// Admits no call of a tool for some time, since the service behind it asked for that.
+    ///
+    /// It pauses the limit of the tool that refills fastest, with all its buckets and for all its tools, which is
+    /// enough since all limits must admit a call. When the pause ends, its buckets are empty and refill from
+    /// there; other limits keep their level. Of the default limit only the buckets of this tool pause. A pause
+    /// that ends later stays as it is.
+    ///
+    /// Args:
+    ///     `tool`: The tool's name.
+    ///     `seconds`: How long: above 0, up to 86,400.
+    ///     `limit`: The name of another limit of the tool's, to pause in place of the fastest.
+    ///
+    /// Raises:
+    ///     `ConfigError`: If no limit holds for the tool, or not the one that is named, or a value is not what it
+    ///         should be.
+    #[pyo3(signature = (tool, seconds, *, limit=None))]
+    fn pause(
+        &self,
+        tool: &Bound<'_, PyAny>,
+        seconds: &Bound<'_, PyAny>,
+        limit: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = tool.py();
+        let tool = named(tool)?.to_string_lossy();
+        let Some(time) = time(seconds)?.filter(|time| !time.is_zero()) else {
+            let must = "seconds must be an int or a float, above 0 and up to 86,400";
+            return Err(refusal(seconds, must));
+        };
+        let name = limit.map(|limit| {
+            let text = limit.cast::<PyString>().ok();
+            let text = text.map(|text| text.to_string_lossy());
+            text.ok_or_else(|| refusal(limit, "limit must be a limit's name"))
+        });
+        let name = name.transpose()?;
+        match self.now(py)? {
+            None => self.core.pause(&tool, time, name.as_deref()),
+            Some(now) => self
+                .core
+                .pause_at(&tool, time, name.as_deref(), now.elapsed()),
+        }
+        .map_err(|error| config_error(py, error.to_string()))
     }
 
     /// Puts other limits in force: at once, and for every call from then on.
@@ -314,6 +410,7 @@ impl Limiter {
             core,
             names: boxcar::Vec::new(),
             split: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
             clock: clock.map(Clock::new).transpose()?,
         };
         limiter.look(py);
@@ -328,11 +425,13 @@ impl Limiter {
                 counts: Counts::of(name),
             });
         }
-        let split = self.core.snapshot().into_iter().any(|level| {
-            let mut fields = level.limit.split_by().iter();
-            fields.any(|field| field != "tool")
-        });
+        let (mut split, mut waits) = (false, false);
+        for Level { limit, .. } in self.core.snapshot() {
+            split |= limit.split_by().iter().any(|field| field != "tool");
+            waits |= !limit.longest_wait().is_zero();
+        }
         self.split.store(split, Ordering::Relaxed);
+        self.waits.store(waits, Ordering::Relaxed);
     }
 
     /// Puts limits in force that are finished once the time is known: no Python runs from then on, so
@@ -393,47 +492,135 @@ impl Limiter {
         for (name, value) in fields {
             call = call.field(name, value);
         }
+        let (decision, now) = self.decide(tool, &text, &call)?;
+        Ok(self.count(&text, decision, now, answer))
+    }
+
+    /// The same for a call that may wait: None where it is to ask for its turn.
+    #[inline]
+    fn ask_first<T>(
+        &self,
+        tool: &Bound<'_, PyString>,
+        call: &CallParts,
+        answer: impl FnOnce(Asked<'_>) -> T,
+    ) -> PyResult<Option<T>> {
+        let text = tool.to_string_lossy();
+        let (decision, now) = self.decide(tool, &text, &call.call(&text))?;
+        let may_wait = match (&decision, call.max_wait) {
+            (Core::Admitted(_), _) => false,
+            (Core::Rejected(rejection), _) if rejection.reason == Reason::Cost => false,
+            (_, Some(time)) => !time.is_zero(),
+            (_, None) => self.waits.load(Ordering::Relaxed),
+        };
+        if may_wait {
+            return Ok(None);
+        }
+        Ok(Some(self.count(&text, decision, now, answer)))
+    }
+
+    /// Asks for a call's turn: None while it has not come.
+    pub(crate) fn poll<'py>(
+        &self,
+        tool: &Bound<'py, PyString>,
+        call: &CallParts,
+        turn: &Mutex<callgate::Turn>,
+        waker: &Waker,
+    ) -> PyResult<Option<Bound<'py, Decision>>> {
+        let text = tool.to_string_lossy();
+        let call = call.call(&text);
+        let now = self.now(tool.py())?;
+        let mut turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let polled = match &now {
+            None => self.core.poll_acquire(&call, &mut turn, waker),
+            Some(now) => {
+                let elapsed = now.elapsed();
+                self.core.poll_acquire_at(&call, &mut turn, waker, elapsed)
+            }
+        };
+        drop(turn);
+        match polled {
+            Poll::Pending => Ok(None),
+            Poll::Ready(decision) => {
+                let decision = self.count(&text, decision, now, |asked| asked.decision(tool));
+                decision.map(Some)
+            }
+        }
+    }
+
+    #[inline]
+    fn decide(
+        &self,
+        tool: &Bound<'_, PyString>,
+        text: &str,
+        call: &Call<'_>,
+    ) -> PyResult<(Core<'_>, Option<Now>)> {
         let now = match &self.clock {
-            Some(clock) if self.core.is_limited(&text) => Some(clock.now(tool.py())?),
+            Some(clock) if self.core.is_limited(text) => Some(clock.now(tool.py())?),
             _ => None,
         };
         let decision = match &now {
-            None => self.core.try_acquire(&call),
-            Some(now) => self.core.try_acquire_at(&call, now.elapsed()),
+            None => self.core.try_acquire(call),
+            Some(now) => self.core.try_acquire_at(call, now.elapsed()),
         };
+        Ok((decision, now))
+    }
+
+    #[inline]
+    fn count<'a, T>(
+        &'a self,
+        text: &str,
+        decision: Core<'a>,
+        now: Option<Now>,
+        answer: impl FnOnce(Asked<'a>) -> T,
+    ) -> T {
         match decision.tool_number() {
             Some(number) => self.names[number].counts.add(&decision),
-            None if decision.is_limited() => Counts::of_unnamed(&text).add(&decision),
+            None if decision.is_limited() => Counts::of_unnamed(text).add(&decision),
             None => {}
         }
-        Ok(answer(Asked {
+        let rest = Answer {
             names: &self.names,
-            decision,
             now,
-        }))
+        };
+        answer(Asked {
+            decision,
+            answer: rest,
+        })
     }
 }
 
 /// What the core answered.
 struct Asked<'a> {
-    names: &'a boxcar::Vec<Named>,
     decision: Core<'a>,
-    now: Option<Now>,
+    answer: Answer<'a>,
 }
 
 impl Asked<'_> {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "measured: a tenth of a call")]
     fn decision<'py>(self, tool: &Bound<'py, PyString>) -> PyResult<Bound<'py, Decision>> {
-        match &self.decision {
-            Core::Rejected(rejection) => self.rejected(tool, false, rejection),
+        let answer = self.answer;
+        match self.decision {
+            Core::Rejected(rejection) => answer.rejected(tool, false, &rejection),
             Core::Admitted(permit) => match permit.overruled() {
-                None => Decision::object(tool, true, None, None, permit.remaining(), None),
-                Some(rejection) => self.rejected(tool, true, rejection),
+                None => {
+                    let remaining = permit.remaining();
+                    let running = permit.in_flight().map(Box::new);
+                    Decision::object(tool, true, None, None, remaining, None, running)
+                }
+                Some(rejection) => answer.rejected(tool, true, rejection),
             },
         }
     }
+}
 
+/// What an answer has beside the decision.
+struct Answer<'a> {
+    names: &'a boxcar::Vec<Named>,
+    now: Option<Now>,
+}
+
+impl Answer<'_> {
     #[inline]
     fn rejected<'py>(
         &self,
@@ -451,6 +638,7 @@ impl Asked<'_> {
                 None => seconds(wait),
                 Some(now) => now.seconds_until(wait),
             }),
+            None,
         )
     }
 }
@@ -576,8 +764,29 @@ fn truth(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
+/// What a file says, on its way into a limiter.
+#[pyclass(frozen, module = "callgate._callgate")]
+struct File(Mutex<Option<LimiterBuilder>>);
+
+/// A call, if it is one.
+fn parts<'a, 'py>(
+    tool: &'a Bound<'py, PyAny>,
+    cost: &Bound<'py, PyAny>,
+    max_wait: Option<&Bound<'py, PyAny>>,
+    fields: &Bound<'py, PyDict>,
+) -> PyResult<(&'a Bound<'py, PyString>, CallParts)> {
+    let tool = named(tool)?;
+    let is_given = !cost.is(PyEllipsis::get(tool.py()));
+    let call = CallParts {
+        cost: is_given.then(|| tokens(tool, cost)).transpose()?,
+        max_wait: max_wait.map(wait).transpose()?,
+        fields: values(tool, fields)?,
+    };
+    Ok((tool, call))
+}
+
 /// A call's field and its value.
-type Field = (PyBackedStr, PyBackedStr);
+pub(crate) type Field = (PyBackedStr, PyBackedStr);
 
 /// What a callable found, which may be any mapping.
 fn dict(found: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyDict>> {

@@ -18,19 +18,24 @@ impl Log for ToPython {
                 .and_then(|logging| logging.call_method1("getLogger", ("callgate",)))
                 .and_then(|logger| logger.call_method1("warning", (record.args().to_string(),)));
             let Err(error) = logged else { return };
-            if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-                // Nobody up to the caller takes an error: as if Ctrl-C came just now.
-                let again = py
-                    .import("_thread")
-                    .and_then(|thread| thread.call_method0("interrupt_main"));
-                again.map_or_else(|error| error.write_unraisable(py, None), drop);
-            } else {
-                error.write_unraisable(py, None);
-            }
+            say(py, error);
         });
     }
 
     fn flush(&self) {}
+}
+
+/// Says that there was an error, where nobody up to the caller takes one.
+pub(crate) fn say(py: Python<'_>, error: PyErr) {
+    if !error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        error.write_unraisable(py, None);
+        return;
+    }
+    // As if Ctrl-C came just now.
+    let again = py
+        .import("_thread")
+        .and_then(|thread| thread.call_method0("interrupt_main"));
+    again.map_or_else(|error| error.write_unraisable(py, None), drop);
 }
 
 /// Sends the core's warnings to Python.

@@ -198,6 +198,14 @@ impl<'a> Permit<'a> {
         }
     }
 
+    /// Whether it says more than that the call may run: what would have refused it, or that it counts as
+    /// running.
+    #[inline]
+    #[must_use]
+    pub fn is_special(&self) -> bool {
+        self.rest.is_some()
+    }
+
     /// What counts the call as running, where a limit says how many may: to be held without the limiter.
     #[inline]
     #[must_use]

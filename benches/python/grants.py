@@ -3,7 +3,7 @@
 The rate is the same however many wait, so that nothing else differs. The bucket is drained first, and
 its burst is a tenth of a second's tokens: a loop that is busy for a moment loses none.
 
-Each measurement is a process of its own, since some limiters leave threads behind: python waiting.py
+Each measurement is a process of its own, since some limiters leave threads behind: python grants.py
 LIMITER WAITERS prints what happened as JSON.
 """
 

@@ -1,0 +1,284 @@
+//! `Turn` and `Home`: calls that wait, and the event loops in which they do.
+//!
+//! Python waits by itself, with its own futures, timers and locks: no thread of Rust's is in it, and
+//! nothing is locked here while Python runs. Python's objects are held where its garbage collector sees
+//! them, so that tasks whose event loop is gone go, and give up their places.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use callgate::Call;
+use pyo3::PyTraverseError;
+use pyo3::gc::PyVisit;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyString;
+
+use crate::decision::Decision;
+use crate::limiter::{Field, Limiter};
+use crate::logging::say;
+use crate::seconds::seconds;
+
+/// A call that waits for its turn: to be asked until it gives a decision.
+#[pyclass(frozen, module = "callgate._callgate")]
+pub(crate) struct Turn {
+    limiter: Py<Limiter>,
+    tool: Py<PyString>,
+    call: CallParts,
+    /// Before the sleeper, which must outlast it: what waits in a line has a waker.
+    core: Mutex<callgate::Turn>,
+    sleeper: Arc<Sleeper>,
+    timed: Mutex<Option<Timed>>,
+}
+
+/// All of a call but its tool.
+pub(crate) struct CallParts {
+    pub(crate) cost: Option<NonZeroU64>,
+    pub(crate) max_wait: Option<Duration>,
+    pub(crate) fields: Vec<Field>,
+}
+
+impl CallParts {
+    /// The call, as it is asked each time.
+    pub(crate) fn call<'a>(&'a self, tool: &'a str) -> Call<'a> {
+        let mut call = Call::new(tool);
+        if let Some(cost) = self.cost {
+            call = call.cost(cost);
+        }
+        if let Some(time) = self.max_wait {
+            call = call.max_wait(time);
+        }
+        for (name, value) in &self.fields {
+            call = call.field(name, value);
+        }
+        call
+    }
+}
+
+/// What a Turn sleeps on, and whether it was woken.
+#[derive(Default)]
+struct Sleeper(Mutex<Sleep>);
+
+#[derive(Default)]
+enum Sleep {
+    #[default]
+    Awake,
+    /// Woken before it slept.
+    Woken,
+    /// On a future, or on a lock.
+    On(Py<PyAny>),
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        Python::attach(|py| {
+            if let Some(on) = self.rouse() {
+                end_sleep(py, &on);
+            }
+        });
+    }
+}
+
+impl Sleeper {
+    /// What it sleeps on, which is to be told; it does not sleep any more.
+    fn rouse(&self) -> Option<Py<PyAny>> {
+        match std::mem::replace(&mut *lock(&self.0), Sleep::Woken) {
+            Sleep::On(on) => Some(on),
+            Sleep::Awake | Sleep::Woken => None,
+        }
+    }
+}
+
+/// Has Python end a sleep. What becomes of it is not the business of whoever lets the next one have a turn.
+fn end_sleep(py: Python<'_>, on: &Py<PyAny>) {
+    static WAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let wake = WAKE.import(py, "callgate._limiter", "wake");
+    if let Err(error) = wake.and_then(|wake| wake.call1((on,))) {
+        say(py, error);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[pymethods]
+impl Turn {
+    /// The decision, or None where there is none yet: then sleep, and ask again.
+    fn ask<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Decision>>> {
+        let turn = slf.get();
+        turn.awake();
+        let limiter = turn.limiter.get();
+        let tool = turn.tool.bind(slf.py());
+        let waker = Waker::from(Arc::clone(&turn.sleeper));
+        limiter.poll(tool, &turn.call, &turn.core, &waker)
+    }
+
+    /// Sleeps on a lock that is locked: returns how many seconds to wait for it.
+    fn sleep(&self, on: Py<PyAny>) -> f64 {
+        if self.fall_asleep(on) {
+            seconds(lock(&self.core).wait())
+        } else {
+            0.0
+        }
+    }
+
+    /// Gives up its place.
+    fn leave(&self) {
+        self.awake();
+        *lock(&self.core) = callgate::Turn::default();
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.limiter)?;
+        match self.sleeper.0.try_lock().as_deref() {
+            Ok(Sleep::On(on)) => visit.call(on),
+            _ => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        let _on = self.sleeper.rouse();
+    }
+}
+
+impl Turn {
+    /// One that has no place yet.
+    pub(crate) fn object<'py>(
+        limiter: &Bound<'py, Limiter>,
+        tool: &Bound<'py, PyString>,
+        call: CallParts,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let turn = Self {
+            limiter: limiter.clone().unbind(),
+            tool: tool.clone().unbind(),
+            call,
+            core: Mutex::default(),
+            sleeper: Arc::default(),
+            timed: Mutex::default(),
+        };
+        Ok(Bound::new(tool.py(), turn)?.into_any())
+    }
+
+    /// Whether it does; not where it was woken before.
+    fn fall_asleep(&self, on: Py<PyAny>) -> bool {
+        let mut sleep = lock(&self.sleeper.0);
+        let sleeps = matches!(*sleep, Sleep::Awake);
+        if sleeps {
+            *sleep = Sleep::On(on);
+        }
+        sleeps
+    }
+
+    /// It is awake, whatever it slept on, and is not to be woken at a time.
+    fn awake(&self) {
+        let _on = std::mem::take(&mut *lock(&self.sleeper.0));
+        if let Some(timed) = lock(&self.timed).take() {
+            lock(&timed.timers).remove(&timed.key);
+        }
+    }
+}
+
+type Key = (Instant, u64);
+type Timers = Mutex<BTreeMap<Key, Arc<Sleeper>>>;
+
+/// Where a Turn is to be woken at a time.
+struct Timed {
+    timers: Arc<Timers>,
+    key: Key,
+}
+
+/// An event loop: when the turns that wait in it are to be woken.
+///
+/// One timer of the loop's is enough for all of them.
+#[pyclass(frozen, module = "callgate._callgate")]
+#[derive(Default)]
+pub(crate) struct Home {
+    core: callgate::Home,
+    timers: Arc<Timers>,
+    alarm: Mutex<Alarm>,
+}
+
+#[derive(Default)]
+struct Alarm {
+    /// How many slept here.
+    slept: u64,
+    /// When the loop is going to look for who is due.
+    set: Option<Instant>,
+}
+
+#[pymethods]
+impl Home {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Has a turn wait here.
+    fn take_in(&self, turn: &Turn) {
+        *lock(&turn.core) = callgate::Turn::of(Some(self.core.clone()));
+    }
+
+    /// Sleeps on a future. Returns after how many seconds to look for who is due, 0.0 where that is no sooner
+    /// than before, or None where the turn was woken already and does not sleep.
+    fn sleep(&self, turn: &Turn, on: Py<PyAny>) -> Option<f64> {
+        if !turn.fall_asleep(on) {
+            return None;
+        }
+        let wait = lock(&turn.core).wait();
+        let due = Instant::now() + wait;
+        let mut alarm = lock(&self.alarm);
+        alarm.slept += 1;
+        let key = (due, alarm.slept);
+        lock(&self.timers).insert(key, Arc::clone(&turn.sleeper));
+        let timers = Arc::clone(&self.timers);
+        *lock(&turn.timed) = Some(Timed { timers, key });
+        if alarm.set.is_some_and(|set| set <= due) {
+            return Some(0.0);
+        }
+        alarm.set = Some(due);
+        Some(seconds(wait))
+    }
+
+    /// The futures of those who are due, and after how many seconds to look again: where this was the last time
+    /// that was set.
+    fn due(&self, is_last: bool) -> (Vec<Py<PyAny>>, Option<f64>) {
+        /// Some loops wake up to half of it too early.
+        const TICK: Duration = Duration::from_millis(1);
+        let now = Instant::now();
+        let mut timers = lock(&self.timers);
+        let later = timers.split_off(&(now, u64::MAX));
+        let due = std::mem::replace(&mut *timers, later);
+        let next = timers.first_key_value().map(|((next, _), _)| *next);
+        drop(timers);
+        let futures: Vec<_> = due.values().filter_map(|sleeper| sleeper.rouse()).collect();
+        if !is_last {
+            return (futures, None);
+        }
+        lock(&self.alarm).set = next;
+        let wait = next.map(|next| next - now);
+        let wait = wait.map(|wait| {
+            if futures.is_empty() {
+                wait.max(TICK)
+            } else {
+                wait
+            }
+        });
+        (futures, wait.map(seconds))
+    }
+
+    /// The event loop is closed: nobody who waits in it will come.
+    fn close(&self) {
+        self.core.close();
+        let _gone = std::mem::take(&mut *lock(&self.timers));
+    }
+}
+
+/// Says that this process is a forked child: who waited in its parent does not wait here.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    callgate::after_fork();
+}

@@ -1,0 +1,314 @@
+"""`Limiter`: the extension's, and waiting, which Python does with its own loops, timers and locks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import weakref
+from asyncio import AbstractEventLoop, Future
+from collections.abc import Callable
+from contextlib import suppress
+from types import EllipsisType
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
+
+from callgate import _callgate
+from callgate._callgate import Decision, Home, Turn
+from callgate._errors import ConfigError, RateLimitExceeded
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Limiter(_callgate.Limiter):
+    """Decides whether a tool's call may run: now, or when its turn comes.
+
+    All limits that hold for a tool must admit its call, and then all are charged; where one refuses,
+    none is. A tool that no limit holds for falls under the default, or is not limited.
+
+    One instance may be used from any number of threads and event loops at once; it belongs to none
+    of them. A forked child goes on with a copy: from then on the two count apart.
+
+    Args:
+        limits: The limits by name. A limit's name is its tool, or a pattern of tools such as
+            ``"crm_*"``, unless the limit names its `tools` itself.
+        default: The limit of each tool that no other limit holds for, with a bucket for each of them.
+        dry_run: Whether to let every call pass, and only say and count what would have been
+            refused. What would have been refused spends nothing, and nothing waits.
+        clock: A callable that returns the time in seconds as a float, as `time.monotonic` does;
+            for tests that move time. Readings count in whole nanoseconds. One that is up to 2 s
+            below the highest so far counts as the highest; after a larger step back, time goes on
+            from the new reading, and nothing is gained or lost by the step. A reading 2^63 ns (292
+            years) or more from the first is refused. By default the operating system's monotonic
+            clock, which need not count the time asleep. Calls that wait sleep in real time all the
+            same, and no longer than they may. (Do not leave a daemon thread inside a clock of your
+            own when the interpreter exits: that can abort the process.)
+
+    Raises:
+        ConfigError: If a limit or another value is not what it should be.
+
+    Example:
+        >>> from callgate import Limiter, ToolRateLimit
+        >>> limiter = Limiter(
+        ...     {"search": ToolRateLimit(10, burst=10, per=["tenant"])},
+        ...     default=ToolRateLimit(1, burst=5),
+        ... )
+        >>> if limiter.try_acquire("search", tenant="acme"):
+        ...     print("run the tool")
+        run the tool
+    """
+
+    __module__ = "callgate"
+    __slots__ = ()
+
+    async def acquire(
+        self,
+        tool: str,
+        *,
+        cost: SupportsIndex | EllipsisType = ...,
+        max_wait: float | None = None,
+        **fields: str | int | None,
+    ) -> Decision:
+        """Decides on one call, which may wait for its turn.
+
+        A call that can be served within `max_wait` waits, in order of arrival; any other is rejected at
+        once. Of several limits that refuse a call it waits for the one that does so for the longest.
+        While calls wait for a bucket, others are refused there or wait behind them. A turn comes up to
+        50 ms later than `max_wait` where timers are late. Whoever is cancelled gives up the place, and
+        spends nothing. It never blocks the event loop.
+
+        Args:
+            tool: The tool's name.
+            cost: The call's cost in tokens, as in `try_acquire`.
+            max_wait: How many seconds it may wait, from 0 to 86,400; by default the shortest `max_wait`
+                of the limits that refuse it.
+            fields: What limits are split by, as in `try_acquire`.
+
+        Returns:
+            The decision. The tokens are spent when it admits, whatever becomes of the call.
+
+        Raises:
+            ConfigError: As in `try_acquire`, or if `max_wait` is not what it should be.
+
+        Example:
+            >>> import asyncio
+            >>> from callgate import Limiter, ToolRateLimit
+            >>> limiter = Limiter({"search": ToolRateLimit(100, burst=1, max_wait=2)})
+            >>> async def three() -> list[bool]:
+            ...     decisions = await asyncio.gather(*(limiter.acquire("search") for _ in range(3)))
+            ...     return [decision.admitted for decision in decisions]
+            >>> asyncio.run(three())
+            [True, True, True]
+        """
+        begun = self._begin(tool, cost, max_wait, fields)
+        return await wait(begun) if isinstance(begun, Turn) else begun
+
+    def acquire_sync(
+        self,
+        tool: str,
+        *,
+        cost: SupportsIndex | EllipsisType = ...,
+        max_wait: float | None = None,
+        **fields: str | int | None,
+    ) -> Decision:
+        """`acquire` for threads: other threads run while it waits, and Ctrl-C ends it.
+
+        Not for use in an event loop, which it would stop.
+
+        Args:
+            tool: The tool's name.
+            cost: The call's cost in tokens, as in `try_acquire`.
+            max_wait: How many seconds it may wait, as in `acquire`.
+            fields: What limits are split by, as in `try_acquire`.
+
+        Returns:
+            The decision. The tokens are spent when it admits, whatever becomes of the call.
+
+        Raises:
+            ConfigError: As in `acquire`.
+
+        Example:
+            >>> from callgate import Limiter, ToolRateLimit
+            >>> limiter = Limiter({"search": ToolRateLimit(100, burst=1)})
+            >>> [limiter.acquire_sync("search", max_wait=1).admitted for _ in range(3)]
+            [True, True, True]
+        """
+        begun = self._begin(tool, cost, max_wait, fields)
+        return wait_sync(begun) if isinstance(begun, Turn) else begun
+
+    def limit(
+        self,
+        tool: str,
+        *,
+        cost: SupportsIndex | EllipsisType = ...,
+        max_wait: float | None = None,
+        **fields: str | int | None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorates a function, sync or async: each call of it is a call of the tool.
+
+        It waits as `acquire` does, or `acquire_sync` for a sync function, and counts as running until it
+        returns or raises. A method is decorated in its class, under ``@staticmethod`` or
+        ``@classmethod`` if it has one.
+
+        Args:
+            tool: The tool's name.
+            cost: The cost of each call in tokens, as in `try_acquire`.
+            max_wait: How many seconds a call may wait, as in `acquire`.
+            fields: What limits are split by, as in `try_acquire`.
+
+        Returns:
+            The decorator. What it decorates raises `RateLimitExceeded` for a call that is rejected,
+            which does not run.
+
+        Raises:
+            ConfigError: If a value is not what it should be; and from the decorator, for what is no
+                function, or one that is a generator.
+
+        Example:
+            >>> from callgate import Limiter, RateLimitExceeded, ToolRateLimit
+            >>> limiter = Limiter({"search": ToolRateLimit(1, burst=1)})
+            >>> @limiter.limit("search")
+            ... def search(text: str) -> str:
+            ...     return f"found {text}"
+            >>> search("callgate")
+            'found callgate'
+            >>> try:
+            ...     search("callgate")
+            ... except RateLimitExceeded as error:
+            ...     print(error.decision.reason)
+            rate
+        """
+        self._check(tool, cost, max_wait, fields)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if _is_async(function):
+
+                async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                    decision = await self.acquire(tool, cost=cost, max_wait=max_wait, **fields)
+                    with _admitted(decision):
+                        return await function(*args, **kwargs)  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+
+                return functools.wraps(function)(run_async)  # type: ignore[return-value]
+
+            def run(*args: P.args, **kwargs: P.kwargs) -> R:
+                decision = self.acquire_sync(tool, cost=cost, max_wait=max_wait, **fields)
+                with _admitted(decision):
+                    return function(*args, **kwargs)
+
+            return functools.wraps(function)(run)
+
+        return decorate
+
+
+def _admitted(decision: Decision) -> Decision:
+    if not decision:
+        raise RateLimitExceeded(decision)
+    return decision
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    """Whether it is an async function; refuses what cannot be decorated."""
+    if not callable(function):
+        raise ConfigError(f"limit must decorate a function, got {function!r}")
+    # An object that can be called is what its __call__ is.
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise ConfigError(
+                f"limit must decorate a function that is no generator, since one runs "
+                f"as it is read from, got {function!r}"
+            )
+        if inspect.iscoroutinefunction(called):
+            return True
+    return False
+
+
+async def wait(turn: Turn) -> Decision:
+    """Waits in the running event loop until a turn gives a decision."""
+    place = _place(asyncio.get_running_loop())
+    place.home.take_in(turn)
+    try:
+        while (decision := turn.ask()) is None:
+            await place.sleep(turn)
+        return decision
+    finally:
+        turn.leave()
+
+
+def wait_sync(turn: Turn) -> Decision:
+    """Waits in this thread until a turn gives a decision."""
+    try:
+        while (decision := turn.ask()) is None:
+            lock = threading.Lock()
+            lock.acquire()
+            # Python runs signal handlers in here, and one that raises ends it.
+            lock.acquire(timeout=turn.sleep(lock))
+        return decision
+    finally:
+        turn.leave()
+
+
+def wake(on: threading.Lock | Future[None]) -> None:
+    """Ends a sleep: from whichever thread, and in whichever event loop."""
+    if not isinstance(on, Future):
+        on.release()
+        return
+    loop = on.get_loop()
+    if asyncio._get_running_loop() is loop:
+        _finish(on)
+    else:
+        # It may be closed: then nobody sleeps there.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_finish, on)
+
+
+def _finish(future: Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Place:
+    """An event loop in which turns wait."""
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.loop = weakref.ref(loop)
+        self.home = Home()
+        self.timers = 0
+
+    def sleep(self, turn: Turn) -> Future[None]:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        delay = self.home.sleep(turn, future)
+        if delay is None:
+            future.set_result(None)
+        elif delay:
+            self.set(loop, delay)
+        return future
+
+    def set(self, loop: AbstractEventLoop, delay: float) -> None:
+        """Sets a timer that is sooner than those set before: these may then ring for nothing."""
+        self.timers += 1
+        loop.call_later(delay, self.ring, self.timers)
+
+    def ring(self, timer: int) -> None:
+        futures, delay = self.home.due(timer == self.timers)
+        for future in futures:
+            _finish(future)
+        if delay is not None:
+            self.set(asyncio.get_running_loop(), delay)
+
+
+_places: dict[int, _Place] = {}
+"""By the id of the event loop, which may be another's by now."""
+
+
+def _place(loop: AbstractEventLoop) -> _Place:
+    known = _places.get(id(loop))
+    if known is not None and known.loop() is loop and len(_places) == 1:
+        return known
+    for number, place in tuple(_places.items()):
+        other = place.loop()
+        if other is None or other.is_closed():
+            place.home.close()
+            _places.pop(number, None)
+    return _places.setdefault(id(loop), _Place(loop))
