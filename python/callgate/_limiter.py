@@ -225,11 +225,18 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 async def wait(turn: Turn) -> Decision:
     """Waits in the running event loop until a turn gives a decision."""
-    place = _place(asyncio.get_running_loop())
-    place.home.take_in(turn)
+    loop = asyncio.get_running_loop()
+    place = _place(loop)
+    home = place.home
+    home.take_in(turn)
     try:
         while (decision := turn.ask()) is None:
-            await place.sleep(turn)
+            future = loop.create_future()
+            delay = home.sleep(turn, future)
+            if delay is not None:
+                if delay:
+                    place.set_timer(loop, delay)
+                await future
         return decision
     finally:
         turn.leave()
@@ -275,17 +282,7 @@ class _Place:
         self.home = Home()
         self.timers = 0
 
-    def sleep(self, turn: Turn) -> Future[None]:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        delay = self.home.sleep(turn, future)
-        if delay is None:
-            future.set_result(None)
-        elif delay:
-            self.set(loop, delay)
-        return future
-
-    def set(self, loop: AbstractEventLoop, delay: float) -> None:
+    def set_timer(self, loop: AbstractEventLoop, delay: float) -> None:
         """Sets a timer that is sooner than those set before: these may then ring for nothing."""
         self.timers += 1
         loop.call_later(delay, self.ring, self.timers)
@@ -293,9 +290,10 @@ class _Place:
     def ring(self, timer: int) -> None:
         futures, delay = self.home.due(timer == self.timers)
         for future in futures:
-            _finish(future)
+            if not future.done():
+                future.set_result(None)
         if delay is not None:
-            self.set(asyncio.get_running_loop(), delay)
+            self.set_timer(asyncio.get_running_loop(), delay)
 
 
 _places: dict[int, _Place] = {}

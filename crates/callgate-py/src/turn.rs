@@ -249,12 +249,16 @@ impl Home {
         /// Some loops wake up to half of it too early.
         const TICK: Duration = Duration::from_millis(1);
         let now = Instant::now();
+        let mut due = Vec::new();
         let mut timers = lock(&self.timers);
-        let later = timers.split_off(&(now, u64::MAX));
-        let due = std::mem::replace(&mut *timers, later);
-        let next = timers.first_key_value().map(|((next, _), _)| *next);
+        let next = loop {
+            match timers.first_entry() {
+                Some(first) if first.key().0 <= now => due.push(first.remove()),
+                next => break next.map(|next| next.key().0),
+            }
+        };
         drop(timers);
-        let futures: Vec<_> = due.values().filter_map(|sleeper| sleeper.rouse()).collect();
+        let futures: Vec<_> = due.iter().filter_map(|sleeper| sleeper.rouse()).collect();
         if !is_last {
             return (futures, None);
         }

@@ -170,7 +170,10 @@ impl Limiter {
         if let Some((turn, _)) = &mut turn {
             turn.come(self, asked);
         }
-        let arrival = turn.as_ref().map_or(u64::MAX, |(turn, _)| turn.arrival);
+        // Who does not wait comes after all who do.
+        let came = turn.as_ref().map_or((u64::MAX, None), |(turn, _)| {
+            (turn.arrival, turn.home.clone())
+        });
         // Dropped last: it wakes others when no line is locked any more.
         let mut wakes = Wakes::default();
         // All callers lock in the order in which they freeze.
@@ -182,7 +185,7 @@ impl Limiter {
             lines,
             wakes: &mut wakes,
         };
-        let refused = match counter.refusal(arrival)? {
+        let refused = match counter.refusal((came.0, came.1.as_ref()))? {
             Some(refused) => refused,
             None => match draw_all(&counter.draws, asked.now)? {
                 Verdict::Admitted(fill) => {
@@ -420,15 +423,15 @@ struct Refused {
 }
 
 impl Counter<'_, '_, '_> {
-    /// Why a call of this arrival is refused now, if it is.
-    fn refusal(&mut self, arrival: u64) -> Result<Option<Refused>, Moved> {
+    /// Why a call of this arrival and home is refused now, if it is.
+    fn refusal(&mut self, came: (u64, Option<&Home>)) -> Result<Option<Refused>, Moved> {
         let mut refused: Option<Refused> = None;
         let mut tightest = None;
         for place in 0..self.draws.len() {
             let state = self.draws[place].look()?;
             let fill = self.draws[place].fill(state).tighter(tightest);
             tightest = Some(fill);
-            let Some(obstacle) = self.obstacle(place, state, arrival) else {
+            let Some(obstacle) = self.obstacle(place, state, came) else {
                 continue;
             };
             let max_wait = self.max_wait(place);
@@ -449,10 +452,15 @@ impl Counter<'_, '_, '_> {
         Ok(refused)
     }
 
-    fn obstacle(&mut self, place: usize, state: u64, arrival: u64) -> Option<Obstacle> {
+    fn obstacle(
+        &mut self,
+        place: usize,
+        state: u64,
+        came: (u64, Option<&Home>),
+    ) -> Option<Obstacle> {
         let (draw, now) = (&self.draws[place], self.asked.now);
         let lines = &mut self.lines[place];
-        let ahead = lines.before(draw.key(), arrival, now, self.wakes);
+        let ahead = lines.before(draw.key(), came, now, self.wakes);
         let most = self.asked.limits[place].limit.most_concurrent();
         let is_full = most.is_some_and(|most| lines.running(draw.key()) >= most);
         let passed_at = ahead.map(|ahead: Ahead| ahead.passed_at);

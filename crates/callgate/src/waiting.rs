@@ -159,15 +159,15 @@ impl Buckets {
         self.lines.get(&key).map_or(0, |line| line.running) + self.elsewhere
     }
 
-    /// Who comes before somebody of this arrival.
+    /// Who comes before somebody of this arrival and home.
     pub(crate) fn before(
         &mut self,
         key: Option<Key>,
-        arrival: u64,
+        (arrival, home): (u64, Option<&Home>),
         now: u64,
         wakes: &mut Wakes,
     ) -> Option<Ahead> {
-        self.lines.get_mut(&key)?.before(arrival, now, wakes)
+        self.lines.get_mut(&key)?.before(arrival, home, now, wakes)
     }
 
     pub(crate) fn line(&mut self, key: Option<Key>) -> &mut Line {
@@ -278,8 +278,15 @@ impl Line {
         self.running == 0 && self.waiting.is_empty() && self.passed.is_empty()
     }
 
-    /// Who comes before somebody of this arrival, at this time. Passes over those who should have come.
-    fn before(&mut self, arrival: u64, now: u64, wakes: &mut Wakes) -> Option<Ahead> {
+    /// Who comes before somebody of this arrival, at this time. Passes over those who should have come, unless
+    /// they are at the same home: that does not stand still, it is late.
+    fn before(
+        &mut self,
+        arrival: u64,
+        home: Option<&Home>,
+        now: u64,
+        wakes: &mut Wakes,
+    ) -> Option<Ahead> {
         loop {
             let mut first = self.waiting.first_entry()?;
             if *first.key() >= arrival {
@@ -292,6 +299,8 @@ impl Line {
                     now
                 }
             };
+            let is_late = home.is_some() && first.get().home.as_ref() == home;
+            let told = if is_late { told.max(now) } else { told };
             let passed_at = told.saturating_add(CLAIM);
             if now <= passed_at {
                 let tokens = self.tokens_before(arrival);
