@@ -48,9 +48,6 @@ impl CallParts {
         if let Some(cost) = self.cost {
             call = call.cost(cost);
         }
-        if let Some(time) = self.max_wait {
-            call = call.max_wait(time);
-        }
         for (name, value) in &self.fields {
             call = call.field(name, value);
         }
@@ -152,11 +149,12 @@ impl Turn {
         tool: &Bound<'py, PyString>,
         call: CallParts,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let core = callgate::Turn::of(None, call.max_wait);
         let turn = Self {
             limiter: limiter.clone().unbind(),
             tool: tool.clone().unbind(),
             call,
-            core: Mutex::default(),
+            core: Mutex::new(core),
             sleeper: Arc::default(),
             timed: Mutex::default(),
         };
@@ -219,7 +217,7 @@ impl Home {
 
     /// Has a turn wait here.
     fn take_in(&self, turn: &Turn) {
-        *lock(&turn.core) = callgate::Turn::of(Some(self.core.clone()));
+        *lock(&turn.core) = callgate::Turn::of(Some(self.core.clone()), turn.call.max_wait);
     }
 
     /// Sleeps on a future. Returns after how many seconds to look for who is due, 0.0 where that is no sooner

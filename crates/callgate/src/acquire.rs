@@ -29,8 +29,7 @@ impl Limiter {
     ///
     /// A call that can be served within its [`max_wait`](crate::Limit::max_wait) waits, in order of arrival,
     /// and any other is refused at once, without waiting. Of several limits that refuse a call it waits for the
-    /// one that does so for the longest, no longer than the shortest `max_wait` of those; [`Call::max_wait`] says
-    /// another bound. While calls wait for a bucket, others are refused there or wait behind them. A turn comes
+    /// one that does so for the longest, no longer than the shortest `max_wait` of those. While calls wait for a bucket, others are refused there or wait behind them. A turn comes
     /// up to 50 ms after the bound where timers are late.
     ///
     /// Dropping the future gives the place up, and nothing is spent. It needs no runtime: a thread
@@ -53,11 +52,20 @@ impl Limiter {
     /// # }).unwrap();
     /// ```
     pub async fn acquire(&self, call: &Call<'_>) -> Decision<'_> {
+        self.wait(call, None).await
+    }
+
+    /// [`acquire`](Self::acquire) with another bound, whatever the limits say.
+    pub async fn acquire_within(&self, call: &Call<'_>, max_wait: Duration) -> Decision<'_> {
+        self.wait(call, Some(max_wait)).await
+    }
+
+    async fn wait(&self, call: &Call<'_>, max_wait: Option<Duration>) -> Decision<'_> {
         let decision = self.try_acquire(call);
         if decision.is_admitted() {
             return decision;
         }
-        let mut turn = Turn::default();
+        let mut turn = Turn::of(None, max_wait);
         let mut timer: Option<Delay> = None;
         poll_fn(|context| {
             turn.home = HERE.try_with(Home::clone).ok();
@@ -343,15 +351,17 @@ pub struct Turn {
     place: Option<Place>,
     wait: Duration,
     home: Option<Home>,
+    max_wait: Option<Duration>,
 }
 
 impl Turn {
     /// A turn of somebody who may stop together with others of the same home; none for who does not, such as a
-    /// thread that does nothing else.
+    /// thread that does nothing else. They wait for no longer than `max_wait`; none for what the limits say.
     #[must_use]
-    pub fn of(home: Option<Home>) -> Self {
+    pub fn of(home: Option<Home>, max_wait: Option<Duration>) -> Self {
         Self {
             home,
+            max_wait,
             ..Self::default()
         }
     }
@@ -434,7 +444,7 @@ impl Counter<'_, '_, '_> {
             let Some(obstacle) = self.obstacle(place, state, came) else {
                 continue;
             };
-            let max_wait = self.max_wait(place);
+            let max_wait = self.asked.limits[place].limit.longest_wait();
             let refused = refused.get_or_insert(Refused {
                 place,
                 obstacle,
@@ -500,14 +510,8 @@ impl Counter<'_, '_, '_> {
                 passed_at: None,
             },
             fill,
-            max_wait: self.max_wait(place),
+            max_wait: self.asked.limits[place].limit.longest_wait(),
         }
-    }
-
-    /// How long a limit lets the call wait.
-    fn max_wait(&self, place: usize) -> Duration {
-        let limit = &self.asked.limits[place].limit;
-        self.asked.call.given_wait().unwrap_or(limit.longest_wait())
     }
 
     /// Counts a call as running and takes it out of its line.
@@ -557,7 +561,8 @@ impl Counter<'_, '_, '_> {
             place, obstacle, ..
         } = *refused;
         let now = self.asked.now;
-        let left = nanos(refused.max_wait).saturating_sub(turn.waited(now));
+        let max_wait = turn.max_wait.unwrap_or(refused.max_wait);
+        let left = nanos(max_wait).saturating_sub(turn.waited(now));
         // Who has been promised a turn is not refused because a timer was late.
         let grace = if turn.place.is_some() { CLAIM } else { 0 };
         let told = match obstacle.wait.map(nanos) {

@@ -30,7 +30,6 @@ use crate::waiting::Running;
 pub struct Call<'a> {
     tool: &'a str,
     cost: Option<NonZeroU64>,
-    max_wait: Option<Duration>,
     fields: SmallVec<[(&'a str, &'a str); 2]>,
 }
 
@@ -42,7 +41,6 @@ impl<'a> Call<'a> {
         Self {
             tool,
             cost: None,
-            max_wait: None,
             fields: SmallVec::new_const(),
         }
     }
@@ -52,15 +50,6 @@ impl<'a> Call<'a> {
     #[must_use]
     pub fn cost(mut self, tokens: NonZeroU64) -> Self {
         self.cost = Some(tokens);
-        self
-    }
-
-    /// Sets how long the call may wait for its turn, whatever its limits say: see
-    /// [`Limiter::acquire`](crate::Limiter::acquire).
-    #[inline]
-    #[must_use]
-    pub fn max_wait(mut self, time: Duration) -> Self {
-        self.max_wait = Some(time);
         self
     }
 
@@ -86,11 +75,6 @@ impl<'a> Call<'a> {
     #[inline]
     pub(crate) fn given_cost(&self) -> Option<u64> {
         self.cost.map(NonZeroU64::get)
-    }
-
-    #[inline]
-    pub(crate) fn given_wait(&self) -> Option<Duration> {
-        self.max_wait
     }
 
     #[inline]

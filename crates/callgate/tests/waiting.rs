@@ -63,9 +63,19 @@ impl Simulation {
 
     /// A call comes now.
     fn come(&mut self, call: Call<'static>, home: Option<&Home>) -> usize {
+        self.come_for(call, home, None)
+    }
+
+    /// One that may wait for so long, whatever its limits say.
+    fn come_for(
+        &mut self,
+        call: Call<'static>,
+        home: Option<&Home>,
+        max_wait: Option<Duration>,
+    ) -> usize {
         self.calls.push(Waiting {
             call,
-            turn: Turn::of(home.cloned()),
+            turn: Turn::of(home.cloned(), max_wait),
             woken: Arc::default(),
             next: 0,
             outcome: Outcome::Waits,
@@ -169,7 +179,7 @@ fn r16_a_wait_is_for_what_is_missing() {
     let mut simulation = Simulation::new([("a", Limit::per_second(1).burst(3))]);
     simulation.come(Call::new("a"), None);
     let cost = 3.try_into().unwrap();
-    simulation.come(Call::new("a").cost(cost).max_wait(seconds(10.0)), None);
+    simulation.come_for(Call::new("a").cost(cost), None, Some(seconds(10.0)));
     simulation.until(20 * SECOND);
     assert_eq!(simulation.admitted(), [0, SECOND]);
 }

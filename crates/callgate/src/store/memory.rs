@@ -61,22 +61,24 @@ const IDLE: u64 = 600 * 1_000_000_000;
 pub(crate) struct Moved;
 
 /// The buckets of one limit: its arithmetic, and the states.
+///
+/// What a decision reads is in front, on the same cache lines.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(crate) struct Buckets {
     /// The one bucket of a limit that nothing splits.
     ///
     /// Of a limit that is split, the bucket in which all keys are that have none of their own: they
     /// share it where the table is full, and start from its state where it is not.
     word: AtomicU64,
+    /// Whether something else is to be asked before a draw: see [`is_held`](Self::is_held).
+    held: AtomicBool,
     pub(crate) bucket: Bucket,
     table: Option<Table>,
     /// Callers freeze in this order. It stays the same when the buckets move.
     order: u64,
     /// Nothing, or one of the two below.
     pooled: AtomicU8,
-    /// Whether something else is to be asked before a draw: see [`is_held`](Self::is_held).
-    held: AtomicBool,
     /// When pauses end: of all buckets, or of those that a part of them has in common.
     pauses: Mutex<HashMap<Option<Key>, u64>>,
 }
