@@ -287,7 +287,8 @@ impl Line {
 
     /// Takes somebody in, or what they are told now.
     pub(crate) fn wait(&mut self, arrival: u64, waiting: Waiting, wakes: &mut Wakes) {
-        self.passed.remove(&arrival);
+        let passed = self.passed.remove(&arrival);
+        wakes.gone.extend(passed.map(|passed| passed.waker));
         let watches = self.is_watched_by(arrival, waiting.home);
         let was_first = self.waiting.first_key_value().map(|(&first, _)| first);
         self.tokens += waiting.tokens;

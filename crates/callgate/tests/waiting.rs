@@ -1,149 +1,12 @@
 //! Calls that wait for their turn, on simulated time.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Poll, Wake, Waker};
+#[path = "common/simulation.rs"]
+mod simulation;
+
 use std::time::Duration;
 
-use callgate::{Call, Decision, InFlight, Limit, Limiter, Reason, Turn};
-
-const MS: u64 = 1_000_000;
-const SECOND: u64 = 1_000 * MS;
-
-/// What a call came to.
-#[derive(Debug)]
-enum Outcome {
-    Waits,
-    Admitted(u64),
-    Rejected(u64),
-    Gone,
-}
-
-/// Calls that come, wait and leave as time passes.
-struct Simulation {
-    limiter: Limiter,
-    now: u64,
-    calls: Vec<Waiting>,
-    polls: u64,
-}
-
-struct Waiting {
-    call: Call<'static>,
-    turn: Turn,
-    woken: Arc<Woken>,
-    /// When it asks again by itself.
-    next: u64,
-    outcome: Outcome,
-    running: Option<InFlight>,
-    stopped: bool,
-}
-
-#[derive(Default)]
-struct Woken(AtomicU64);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Simulation {
-    fn new(limits: impl IntoIterator<Item = (&'static str, Limit)>) -> Self {
-        let mut builder = Limiter::builder();
-        for (name, limit) in limits {
-            builder = builder.limit(name, limit);
-        }
-        Self {
-            limiter: builder.build().unwrap(),
-            now: 0,
-            calls: Vec::new(),
-            polls: 0,
-        }
-    }
-
-    /// A call comes now.
-    fn come(&mut self, call: Call<'static>, home: Option<u64>) -> usize {
-        self.calls.push(Waiting {
-            call,
-            turn: Turn::of(home),
-            woken: Arc::default(),
-            next: 0,
-            outcome: Outcome::Waits,
-            running: None,
-            stopped: false,
-        });
-        let index = self.calls.len() - 1;
-        self.poll(index);
-        index
-    }
-
-    fn poll(&mut self, index: usize) {
-        self.polls += 1;
-        let waiting = &mut self.calls[index];
-        let waker = Waker::from(Arc::clone(&waiting.woken));
-        waiting.woken.0.store(0, Ordering::Relaxed);
-        let elapsed = Duration::from_nanos(self.now);
-        let polled =
-            self.limiter
-                .poll_acquire_at(&waiting.call, &mut waiting.turn, &waker, elapsed);
-        match polled {
-            Poll::Pending => {
-                waiting.next = self.now + u64::try_from(waiting.turn.wait().as_nanos()).unwrap();
-            }
-            Poll::Ready(Decision::Admitted(permit)) => {
-                waiting.running = permit.in_flight();
-                waiting.outcome = Outcome::Admitted(self.now);
-            }
-            Poll::Ready(Decision::Rejected(_)) => {
-                waiting.outcome = Outcome::Rejected(self.now);
-            }
-        }
-    }
-
-    /// The time passes until then, and all who wait ask when they are to.
-    fn until(&mut self, end: u64) {
-        loop {
-            let due = self.calls.iter().enumerate();
-            let due =
-                due.filter(|(_, call)| matches!(call.outcome, Outcome::Waits) && !call.stopped);
-            let due = due.map(|(index, call)| {
-                let is_woken = call.woken.0.load(Ordering::Relaxed) > 0;
-                (if is_woken { self.now } else { call.next }, index)
-            });
-            match due.min() {
-                Some((time, index)) if time <= end => {
-                    self.now = self.now.max(time);
-                    self.poll(index);
-                }
-                _ => {
-                    self.now = end;
-                    return;
-                }
-            }
-        }
-    }
-
-    fn leave(&mut self, index: usize) {
-        self.calls[index].turn = Turn::default();
-        self.calls[index].outcome = Outcome::Gone;
-    }
-
-    fn admitted(&self) -> Vec<u64> {
-        let times = self.calls.iter().filter_map(|call| match call.outcome {
-            Outcome::Admitted(time) => Some(time),
-            _ => None,
-        });
-        times.collect()
-    }
-
-    fn rejected(&self) -> Vec<u64> {
-        let times = self.calls.iter().filter_map(|call| match call.outcome {
-            Outcome::Rejected(time) => Some(time),
-            _ => None,
-        });
-        times.collect()
-    }
-}
+use callgate::{Call, Decision, Limit, Limiter, Reason};
+use simulation::{MS, Outcome, SECOND, Simulation};
 
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
@@ -222,7 +85,7 @@ fn calls_that_run_are_counted_and_the_next_one_comes_when_one_ends() {
     }
     simulation.until(SECOND);
     assert_eq!(simulation.admitted(), [0, 0]);
-    simulation.calls[1].running = None;
+    simulation.end(1);
     simulation.until(2 * SECOND);
     assert_eq!(simulation.admitted(), [0, 0, SECOND]);
     assert_eq!(simulation.polls, 6);
@@ -238,4 +101,77 @@ fn calls_that_run_are_counted_and_the_next_one_comes_when_one_ends() {
     );
     simulation.until(20 * SECOND);
     assert_eq!(simulation.rejected(), [10 * SECOND, 10 * SECOND]);
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[test]
+fn r16_a_turn_at_the_very_end_of_max_wait_is_in_time() {
+    let limit = Limit::per_second(5).burst(5).max_wait(seconds(3.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    for _ in 0..200 {
+        simulation.come(Call::new("a"), Some(1));
+    }
+    assert_eq!(simulation.rejected(), vec![0; 180]);
+    simulation.until(10 * SECOND);
+    let waited = (1..=15).map(|grant| grant * 200 * MS);
+    let due: Vec<u64> = [0; 5].into_iter().chain(waited).collect();
+    assert_eq!(simulation.admitted(), due);
+}
+
+#[test]
+fn a_turn_that_is_put_off_again_and_again_comes_no_later_than_50_ms_after_the_bound() {
+    let mut simulation = Simulation::new([("a", Limit::per_second(100).max_wait(seconds(1.0)))]);
+    let pause = |simulation: &Simulation, time| {
+        let paused = simulation
+            .limiter
+            .pause_at("a", millis(time), None, simulation.time());
+        paused.expect("a limit of the tool");
+    };
+    pause(&simulation, 990);
+    simulation.come(Call::new("a"), None);
+    simulation.until(995 * MS);
+    pause(&simulation, 30);
+    simulation.until(1_030 * MS);
+    assert_eq!(simulation.calls[0].outcome, Outcome::Waits);
+    pause(&simulation, 30);
+    simulation.until(2 * SECOND);
+    assert_eq!(simulation.calls[0].outcome, Outcome::Rejected(1_030 * MS));
+}
+
+#[test]
+fn a_call_whose_tokens_come_too_late_does_not_wait_for_one_that_runs() {
+    let limit = Limit::per_minute(6).burst(2).max_concurrent(1);
+    let mut simulation = Simulation::new([("a", limit.max_wait(seconds(5.0)))]);
+    simulation.come(Call::new("a").cost(2.try_into().unwrap()), None);
+    simulation.come(Call::new("a"), None);
+    assert_eq!(simulation.rejected(), [0]);
+}
+
+#[test]
+fn r49_calls_that_wait_when_other_fields_come_to_split_the_limit_leave_nothing_behind() {
+    let limit = || Limit::per_second(1).max_wait(seconds(10.0));
+    let mut simulation = Simulation::new([("a", limit())]);
+    for _ in 0..3 {
+        simulation.come(Call::new("a").field("tenant", "acme"), None);
+    }
+    let split = Limiter::builder().limit("a", limit().per(["tenant"]));
+    simulation
+        .limiter
+        .reload_at(split, simulation.time())
+        .unwrap();
+    simulation.until(1_500 * MS);
+    assert_eq!(simulation.admitted(), [0, SECOND]);
+    simulation.leave(2);
+    // Nobody waits, and there is a token.
+    simulation.until(3 * SECOND);
+    simulation.come(
+        Call::new("a")
+            .field("tenant", "acme")
+            .max_wait(Duration::ZERO),
+        None,
+    );
+    assert_eq!(simulation.admitted(), [0, SECOND, 3 * SECOND]);
 }
