@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
-use callgate::{Call, Decision, InFlight, Limit, Limiter, Turn};
+use callgate::{Call, Decision, InFlight, Limit, Limiter, LimiterBuilder, Turn};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000 * MS;
@@ -141,19 +141,17 @@ impl Simulation {
 
     /// The time passes until then, and all who wait ask when they are to.
     pub(crate) fn until(&mut self, end: u64) {
-        while self.step(end) {}
+        while self.step(end).is_some() {}
         self.now = end;
     }
 
-    /// The next who is to ask until then does so.
-    pub(crate) fn step(&mut self, end: u64) -> bool {
+    /// The next who is to ask until then does so: who that was.
+    pub(crate) fn step(&mut self, end: u64) -> Option<usize> {
         self.hear();
-        let Some((time, index)) = self.due().filter(|&(time, _)| time <= end) else {
-            return false;
-        };
+        let (time, index) = self.due().filter(|&(time, _)| time <= end)?;
         self.now = self.now.max(time);
         self.poll(index);
-        true
+        Some(index)
     }
 
     /// A call gives its place up.
@@ -169,19 +167,16 @@ impl Simulation {
         self.hear();
     }
 
-    pub(crate) fn admitted(&self) -> Vec<u64> {
-        let times = self.calls.iter().filter_map(|call| match call.outcome {
-            Outcome::Admitted(time) => Some(time),
-            _ => None,
-        });
-        times.collect()
+    pub(crate) fn pause(&mut self, tool: &str, time: u64, limit: Option<&str>) {
+        let time = Duration::from_nanos(time);
+        let paused = self.limiter.pause_at(tool, time, limit, self.time());
+        paused.expect("a limit of the tool");
+        self.hear();
     }
 
-    pub(crate) fn rejected(&self) -> Vec<u64> {
-        let times = self.calls.iter().filter_map(|call| match call.outcome {
-            Outcome::Rejected(time) => Some(time),
-            _ => None,
-        });
-        times.collect()
+    pub(crate) fn reload(&mut self, limits: LimiterBuilder) {
+        let reloaded = self.limiter.reload_at(limits, self.time());
+        reloaded.expect("limits in range");
+        self.hear();
     }
 }
