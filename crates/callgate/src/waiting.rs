@@ -12,8 +12,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
+
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
 
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -299,7 +304,7 @@ impl Line {
         if watches {
             self.watcher = Some(arrival);
         }
-        if was_first.is_some_and(|first| arrival < first) {
+        if was_first.is_some_and(|first| arrival <= first) {
             self.watch(wakes);
         }
     }
@@ -448,3 +453,11 @@ impl Drop for Running {
         drop(buckets);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "waiting/tests.rs"]
+mod tests;
+
+#[cfg(all(test, loom))]
+#[path = "waiting/loom_tests.rs"]
+mod loom_tests;

@@ -182,3 +182,182 @@ fn r49_calls_that_wait_when_other_fields_come_to_split_the_limit_leave_nothing_b
     );
     assert_eq!(admitted(&simulation), [0, SECOND, 3 * SECOND]);
 }
+
+#[test]
+fn a_turn_that_nobody_takes_goes_to_the_next_of_the_same_home_too() {
+    let limit = Limit::per_second(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    simulation.come(Call::new("a"), Some(1));
+    let stopped = simulation.come(Call::new("a"), Some(1));
+    simulation.calls[stopped].stopped = true;
+    simulation.come(Call::new("a"), Some(1));
+    simulation.come(Call::new("a"), Some(2));
+    simulation.until(1_100 * MS);
+    assert_eq!(admitted(&simulation), [0, 1_050 * MS + 1]);
+}
+
+#[test]
+fn one_of_another_home_looks_after_the_first_and_no_more() {
+    let limit = Limit::per_second(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    for home in [1, 1, 2, 2, 2] {
+        simulation.come(Call::new("a"), Some(home));
+    }
+    simulation.until(10 * SECOND);
+    assert_eq!(
+        admitted(&simulation),
+        [0, 1, 2, 3, 4].map(|grant| grant * SECOND)
+    );
+    // When they came, when their turn did, and once to see whether the first is gone.
+    assert_eq!(simulation.polls, 5 + 4 + 1);
+}
+
+/// Two limits for `both`, of which `slow` holds for that alone.
+fn slow_and_fast() -> [(&'static str, Limit); 2] {
+    let slow = Limit::per_minute(6).max_wait(seconds(20.0)).tools(["both"]);
+    let fast = Limit::per_second(1).max_wait(seconds(5.0));
+    [("slow", slow), ("fast", fast.tools(["both", "fast"]))]
+}
+
+#[test]
+fn a_call_waits_for_the_limit_that_refuses_it_for_the_longest_and_keeps_no_place_elsewhere() {
+    let mut simulation = Simulation::new(slow_and_fast());
+    simulation.come(Call::new("both"), None);
+    simulation.come(Call::new("both").max_wait(seconds(20.0)), None);
+    simulation.come(Call::new("fast"), None);
+    simulation.until(20 * SECOND);
+    assert_eq!(admitted(&simulation), [0, 10 * SECOND, SECOND]);
+}
+
+#[test]
+fn a_call_waits_no_longer_than_any_limit_lets_it_that_refuses_it() {
+    let mut simulation = Simulation::new(slow_and_fast());
+    simulation.come(Call::new("both"), None);
+    simulation.come(Call::new("both"), None);
+    assert_eq!(rejected(&simulation), [0]);
+    // The fast one would admit it.
+    simulation.until(SECOND);
+    simulation.come(Call::new("both"), None);
+    simulation.until(20 * SECOND);
+    assert_eq!(admitted(&simulation), [0, 10 * SECOND]);
+}
+
+#[test]
+fn what_never_comes_is_longer_than_any_pause() {
+    let mut simulation = Simulation::new(slow_and_fast());
+    simulation.pause("both", 3_600 * SECOND, Some("fast"));
+    let call = Call::new("both").cost(2.try_into().unwrap());
+    let Decision::Rejected(rejection) = simulation.limiter.try_acquire_at(&call, Duration::ZERO)
+    else {
+        panic!("more than the burst");
+    };
+    assert_eq!(
+        (rejection.reason, rejection.retry_after),
+        (Reason::Cost, None)
+    );
+}
+
+#[test]
+fn nobody_waits_in_a_dry_run() {
+    let limit = || Limit::per_second(1).max_wait(seconds(10.0));
+    let mut simulation = Simulation::new([("a", limit())]);
+    simulation.reload(Limiter::builder().limit("a", limit()).dry_run(true));
+    for _ in 0..3 {
+        simulation.come(Call::new("a"), None);
+    }
+    assert_eq!(admitted(&simulation), [0; 3]);
+}
+
+#[test]
+fn r49_calls_that_wait_keep_their_order_through_reloads() {
+    let limit = |rate: u64| Limit::per_second(rate).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit(1))]);
+    for _ in 0..21 {
+        simulation.come(Call::new("a"), Some(1));
+    }
+    for second in 1..=10 {
+        simulation.until(second * SECOND);
+        simulation.reload(Limiter::builder().limit("a", limit(1)));
+        simulation.reload(
+            Limiter::builder()
+                .limit("a", limit(1))
+                .limit("b", limit(second)),
+        );
+    }
+    simulation.reload(Limiter::builder().limit("a", limit(2)));
+    simulation.until(100 * SECOND);
+    let (slow, fast) = ((0..=10).map(|turn| turn * 2), 21..31);
+    let due: Vec<u64> = slow.chain(fast).map(|turn| turn * SECOND / 2).collect();
+    assert_eq!(admitted(&simulation), due);
+}
+
+#[test]
+fn r49_calls_that_wait_for_a_limit_that_is_taken_away_are_admitted() {
+    let limit = || Limit::per_second(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit())]);
+    for _ in 0..20 {
+        simulation.come(Call::new("a"), None);
+    }
+    simulation.until(500 * MS);
+    simulation.reload(Limiter::builder().limit("b", limit()));
+    simulation.until(500 * MS);
+    assert_eq!(admitted(&simulation)[1..], [500 * MS; 19]);
+}
+
+#[test]
+fn r49_calls_that_wait_leave_a_limit_that_holds_for_them_no_more() {
+    let limit = || Limit::per_minute(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("all", limit().tools(["a", "b"]))]);
+    simulation.come(Call::new("a"), None);
+    simulation.come(Call::new("a"), None);
+    simulation.reload(Limiter::builder().limit("all", limit().tools(["b"])));
+    simulation.until(SECOND);
+    assert_eq!(admitted(&simulation), [0, 0]);
+    simulation.until(60 * SECOND);
+    simulation.come(Call::new("b").max_wait(Duration::ZERO), None);
+    assert_eq!(admitted(&simulation), [0, 0, 60 * SECOND]);
+}
+
+#[test]
+fn r15_a_stream_of_calls_that_do_not_wait_passes_nobody_who_does() {
+    let limit = Limit::per_second(10).max_wait(seconds(60.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    for _ in 0..6 {
+        simulation.come(Call::new("a"), Some(1));
+    }
+    let mut passed = 0;
+    for millisecond in 0..60_000 {
+        simulation.until(millisecond * MS);
+        let decision = simulation
+            .limiter
+            .try_acquire_at(&Call::new("a"), simulation.time());
+        passed += u64::from(decision.is_admitted());
+        let waits = simulation
+            .calls
+            .iter()
+            .any(|call| call.outcome == Outcome::Waits);
+        assert!(!(waits && passed > 0));
+    }
+    assert_eq!(
+        admitted(&simulation),
+        [0, 1, 2, 3, 4, 5].map(|grant| grant * 100 * MS)
+    );
+    assert_eq!(passed, 600 - 6);
+}
+
+#[test]
+fn r16_a_call_that_cannot_be_served_in_time_is_refused_at_once_and_told_when() {
+    let mut simulation = Simulation::new([("a", Limit::per_minute(1))]);
+    simulation.come(Call::new("a"), None);
+    for max_wait in [5.0, 1.0, 0.0] {
+        simulation.come(Call::new("a").max_wait(seconds(max_wait)), None);
+    }
+    assert_eq!(rejected(&simulation), [0; 3]);
+    let refused = simulation
+        .limiter
+        .try_acquire_at(&Call::new("a"), Duration::ZERO);
+    let Decision::Rejected(rejection) = refused else {
+        panic!("empty");
+    };
+    assert_eq!(rejection.retry_after, Some(seconds(60.0)));
+}

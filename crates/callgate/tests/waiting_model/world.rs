@@ -47,6 +47,8 @@ pub(crate) enum Change {
     /// Of a limit that says how many calls may run.
     Most(u64),
     Given(bool),
+    /// Whether it holds for one of the other limits' tools.
+    Tool(usize, bool),
 }
 
 #[derive(Clone, Debug)]
@@ -130,6 +132,7 @@ fn changes() -> impl Strategy<Value = Change> {
         waits().prop_map(Change::MaxWait),
         (1..4_u64).prop_map(Change::Most),
         any::<bool>().prop_map(Change::Given),
+        (1..TOOLS.len(), any::<bool>()).prop_map(|(tool, holds)| Change::Tool(tool, holds)),
     ]
 }
 
@@ -265,6 +268,7 @@ impl Held {
             Change::MaxWait(max_wait) => rule.max_wait = max_wait,
             Change::Most(most) => rule.most = rule.most.map(|_| most),
             Change::Given(is_given) => rule.is_given = is_given,
+            Change::Tool(tool, holds) => rule.tools[tool] = holds,
         }
         if rule.is_given != self.rule.is_given {
             *self = Self {
@@ -435,7 +439,11 @@ impl World {
     }
 
     fn reload(&mut self, limit: usize, change: &Change) {
-        self.held[limit].reload(change, self.simulation.now);
+        let change = match *change {
+            Change::Tool(tool, holds) => Change::Tool((limit + tool) % TOOLS.len(), holds),
+            _ => change.clone(),
+        };
+        self.held[limit].reload(&change, self.simulation.now);
         let rules: Vec<_> = self.held.iter().map(|held| held.rule.clone()).collect();
         self.simulation.reload(builder(&rules));
         (self.changed, self.has_changed) = (self.simulation.now, true);
