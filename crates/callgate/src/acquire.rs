@@ -468,7 +468,7 @@ impl Counter<'_, '_, '_> {
             (Some(Duration::ZERO), None) => return None,
             // There are tokens for all: it is only that somebody else comes first.
             (Some(Duration::ZERO), Some(at)) => {
-                let wait = Duration::from_nanos(at.saturating_sub(now).max(1));
+                let wait = Duration::from_nanos(at.saturating_sub(now));
                 (Reason::Rate, Some(wait), Why::Others)
             }
             (wait, _) if draw.is_paused() => (Reason::Paused, wait, Why::Tokens),

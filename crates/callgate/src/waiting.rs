@@ -255,7 +255,7 @@ impl Line {
                 }
             };
             let passed_at = told.saturating_add(CLAIM);
-            if now <= passed_at {
+            if now < passed_at {
                 let tokens = self.tokens_before(arrival);
                 return Some(Ahead { tokens, passed_at });
             }
