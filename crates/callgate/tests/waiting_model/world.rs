@@ -298,6 +298,8 @@ struct Known {
     /// The longest that any rule of its tool let it wait.
     max_wait: u64,
     was_stopped: bool,
+    /// The limits that held for it when it asked last: its place is at one of them.
+    limits: Vec<usize>,
     is_admitted: bool,
     /// Under which limits it runs: in which edition.
     runs: Vec<Option<(usize, usize)>>,
@@ -385,6 +387,7 @@ impl World {
             came: self.simulation.now,
             max_wait: self.longest_wait(asks),
             was_stopped: false,
+            limits: Vec::new(),
             is_admitted: false,
             runs: Vec::new(),
         });
@@ -467,6 +470,7 @@ impl World {
     /// A call asked: what it came to is looked at.
     fn heard(&mut self, call: usize) {
         let now = self.simulation.now;
+        self.known[call].limits = self.limits_of(&self.known[call].asks);
         match self.simulation.calls[call].outcome {
             Outcome::Admitted(_) => self.admitted(call),
             Outcome::Rejected(_) => self.rejected(call),
@@ -600,7 +604,8 @@ impl World {
             let held = &self.held[limit];
             let is_before = |&other: &usize| {
                 self.simulation.calls[other].waits()
-                    && self.shares(limit, &self.known[other].asks, asks)
+                    && (self.shares(limit, &self.known[other].asks, asks)
+                        || self.is_left_over(other, limit))
             };
             let key = held.key(asks);
             let most = held.rule.most;
@@ -613,6 +618,14 @@ impl World {
             "{call} is to ask at {}, though its turn has come at {now}",
             waiting.next
         );
+    }
+
+    /// Whether somebody may still have a place at a limit that does not hold for them any more.
+    fn is_left_over(&self, call: usize, limit: usize) -> bool {
+        let known = &self.known[call];
+        self.simulation.calls[call].waits()
+            && known.limits.contains(&limit)
+            && !self.held[limit].rule.holds_for(&known.asks)
     }
 
     fn check_bucket(&mut self, limit: usize, key: Option<usize>, now: u64) {
@@ -640,7 +653,9 @@ impl World {
         let cost = i128::from(cost.unwrap_or(0)) * TOKEN;
         let has_tokens = held.level(key, now) >= cost + ROUNDED;
         let is_alone = |call: &usize| self.limits_of(&self.known[*call].asks).len() == 1;
-        if !(has_room && has_tokens && front.iter().all(is_alone)) {
+        let is_known = front.iter().all(is_alone)
+            && !(0..self.known.len()).any(|call| self.is_left_over(call, limit));
+        if !(has_room && has_tokens && is_known) {
             self.served_late.remove(&call);
             return;
         }
