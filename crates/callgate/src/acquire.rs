@@ -385,10 +385,11 @@ impl Turn {
         self.place.take_if(|place| !is_here(place));
     }
 
-    /// How long it has been waiting.
+    /// How long it has been waiting. By the machine's clock that is somewhat more, which is read later.
     fn waited(&self, now: u64) -> u64 {
         self.came.map_or(0, |(came, started)| {
-            now.saturating_sub(came).max(nanos(started.elapsed()))
+            let at_least = nanos(started.elapsed()).saturating_sub(CLAIM);
+            now.saturating_sub(came).max(at_least)
         })
     }
 }
@@ -416,6 +417,8 @@ struct Obstacle {
     reason: Reason,
     /// None where no time can be told.
     wait: Option<Duration>,
+    /// How long the tokens take, whatever else is in the way.
+    refill: Duration,
     why: Why,
     /// When somebody who comes first is passed over.
     passed_at: Option<u64>,
@@ -475,13 +478,14 @@ impl Counter<'_, '_, '_> {
         let is_full = most.is_some_and(|most| lines.running(draw.key()) >= most);
         let passed_at = ahead.map(|ahead: Ahead| ahead.passed_at);
         let wait = draw.wait(state, ahead.map_or(0, |ahead| ahead.tokens));
+        let refill = wait.unwrap_or_default();
         let (reason, wait, why) = match (wait, passed_at) {
             (None, _) => (Reason::Cost, None, Why::Tokens),
             (Some(_), _) if is_full => (Reason::Concurrency, None, Why::Running),
             (Some(Duration::ZERO), None) => return None,
             // There are tokens for all: it is only that somebody else comes first.
             (Some(Duration::ZERO), Some(at)) => {
-                let wait = Duration::from_nanos(at.saturating_sub(now).max(1));
+                let wait = Duration::from_nanos(at.saturating_sub(now));
                 (Reason::Rate, Some(wait), Why::Others)
             }
             (wait, _) if draw.is_paused() => (Reason::Paused, wait, Why::Tokens),
@@ -490,6 +494,7 @@ impl Counter<'_, '_, '_> {
         Some(Obstacle {
             reason,
             wait,
+            refill,
             why,
             passed_at,
         })
@@ -506,6 +511,7 @@ impl Counter<'_, '_, '_> {
             obstacle: Obstacle {
                 reason,
                 wait,
+                refill: wait.unwrap_or_default(),
                 why: Why::Tokens,
                 passed_at: None,
             },
@@ -561,13 +567,15 @@ impl Counter<'_, '_, '_> {
             place, obstacle, ..
         } = *refused;
         let now = self.asked.now;
-        let max_wait = turn.max_wait.unwrap_or(refused.max_wait);
-        let left = nanos(max_wait).saturating_sub(turn.waited(now));
         // Who has been promised a turn is not refused because a timer was late.
         let grace = if turn.place.is_some() { CLAIM } else { 0 };
-        let told = match obstacle.wait.map(nanos) {
-            Some(wait) if wait <= left.saturating_add(grace) => wait,
-            None if obstacle.reason == Reason::Concurrency && left > 0 => left,
+        let max_wait = nanos(turn.max_wait.unwrap_or(refused.max_wait));
+        let waited = turn.waited(now);
+        let left = max_wait.saturating_sub(waited);
+        let in_time = |wait| wait <= (max_wait + grace).saturating_sub(waited);
+        let told = match (obstacle.wait.map(nanos), obstacle.why) {
+            (Some(wait), _) if in_time(wait) => wait,
+            (None, Why::Running) if left > 0 && in_time(nanos(obstacle.refill)) => left,
             _ => {
                 self.leave(turn, false);
                 return false;
@@ -575,8 +583,8 @@ impl Counter<'_, '_, '_> {
         };
         let key = self.draws[place].key();
         let lines = &self.asked.limits[place].lines;
-        let moves = |there: &mut Place| !Arc::ptr_eq(&there.lines, lines);
-        if turn.place.as_mut().is_some_and(moves) {
+        let moves = |there: &Place| !Arc::ptr_eq(&there.lines, lines) || there.key != key;
+        if turn.place.as_ref().is_some_and(moves) {
             self.leave(turn, false);
         }
         let line = self.lines[place].line(key);

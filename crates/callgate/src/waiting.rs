@@ -12,8 +12,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
+
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
 
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -302,7 +307,7 @@ impl Line {
             let is_late = home.is_some() && first.get().home.as_ref() == home;
             let told = if is_late { told.max(now) } else { told };
             let passed_at = told.saturating_add(CLAIM);
-            if now <= passed_at {
+            if now < passed_at {
                 let tokens = self.tokens_before(arrival);
                 return Some(Ahead { tokens, passed_at });
             }
@@ -339,7 +344,8 @@ impl Line {
 
     /// Takes somebody in, or what they are told now.
     pub(crate) fn wait(&mut self, arrival: u64, waiting: Waiting, wakes: &mut Wakes) {
-        self.passed.remove(&arrival);
+        let passed = self.passed.remove(&arrival);
+        wakes.gone.extend(passed.map(|passed| passed.waker));
         let watches = self.is_watched_by(arrival, waiting.home.as_ref());
         let was_first = self.waiting.first_key_value().map(|(&first, _)| first);
         self.tokens += waiting.tokens;
@@ -350,7 +356,7 @@ impl Line {
         if watches {
             self.watcher = Some(arrival);
         }
-        if was_first.is_some_and(|first| arrival < first) {
+        if was_first.is_some_and(|first| arrival <= first) {
             self.watch(wakes);
         }
     }
@@ -517,3 +523,11 @@ impl Drop for Running {
         drop(buckets);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "waiting/tests.rs"]
+mod tests;
+
+#[cfg(all(test, loom))]
+#[path = "waiting/loom_tests.rs"]
+mod loom_tests;

@@ -1,158 +1,31 @@
 //! Calls that wait for their turn, on simulated time.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Poll, Wake, Waker};
+#[path = "common/simulation.rs"]
+mod simulation;
+
 use std::time::Duration;
 
-use callgate::{Call, Decision, Home, InFlight, Limit, Limiter, Reason, Turn};
+use callgate::{Call, Decision, Limit, Limiter, Reason};
+use simulation::{MS, Outcome, SECOND, Simulation};
 
-const MS: u64 = 1_000_000;
-const SECOND: u64 = 1_000 * MS;
-
-/// What a call came to.
-#[derive(Debug)]
-enum Outcome {
-    Waits,
-    Admitted(u64),
-    Rejected(u64),
-    Gone,
+/// When calls were admitted, in the order in which they came.
+fn admitted(simulation: &Simulation) -> Vec<u64> {
+    let calls = simulation.calls.iter();
+    let times = calls.filter_map(|call| match call.outcome {
+        Outcome::Admitted(time) => Some(time),
+        _ => None,
+    });
+    times.collect()
 }
 
-/// Calls that come, wait and leave as time passes.
-struct Simulation {
-    limiter: Limiter,
-    now: u64,
-    calls: Vec<Waiting>,
-    polls: u64,
-}
-
-struct Waiting {
-    call: Call<'static>,
-    turn: Turn,
-    woken: Arc<Woken>,
-    /// When it asks again by itself.
-    next: u64,
-    outcome: Outcome,
-    running: Option<InFlight>,
-    stopped: bool,
-}
-
-#[derive(Default)]
-struct Woken(AtomicU64);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Simulation {
-    fn new(limits: impl IntoIterator<Item = (&'static str, Limit)>) -> Self {
-        let mut builder = Limiter::builder();
-        for (name, limit) in limits {
-            builder = builder.limit(name, limit);
-        }
-        Self {
-            limiter: builder.build().unwrap(),
-            now: 0,
-            calls: Vec::new(),
-            polls: 0,
-        }
-    }
-
-    /// A call comes now.
-    fn come(&mut self, call: Call<'static>, home: Option<&Home>) -> usize {
-        self.come_for(call, home, None)
-    }
-
-    /// One that may wait for so long, whatever its limits say.
-    fn come_for(
-        &mut self,
-        call: Call<'static>,
-        home: Option<&Home>,
-        max_wait: Option<Duration>,
-    ) -> usize {
-        self.calls.push(Waiting {
-            call,
-            turn: Turn::of(home.cloned(), max_wait),
-            woken: Arc::default(),
-            next: 0,
-            outcome: Outcome::Waits,
-            running: None,
-            stopped: false,
-        });
-        let index = self.calls.len() - 1;
-        self.poll(index);
-        index
-    }
-
-    fn poll(&mut self, index: usize) {
-        self.polls += 1;
-        let waiting = &mut self.calls[index];
-        let waker = Waker::from(Arc::clone(&waiting.woken));
-        waiting.woken.0.store(0, Ordering::Relaxed);
-        let elapsed = Duration::from_nanos(self.now);
-        let polled =
-            self.limiter
-                .poll_acquire_at(&waiting.call, &mut waiting.turn, &waker, elapsed);
-        match polled {
-            Poll::Pending => {
-                waiting.next = self.now + u64::try_from(waiting.turn.wait().as_nanos()).unwrap();
-            }
-            Poll::Ready(Decision::Admitted(permit)) => {
-                waiting.running = permit.in_flight();
-                waiting.outcome = Outcome::Admitted(self.now);
-            }
-            Poll::Ready(Decision::Rejected(_)) => {
-                waiting.outcome = Outcome::Rejected(self.now);
-            }
-        }
-    }
-
-    /// The time passes until then, and all who wait ask when they are to.
-    fn until(&mut self, end: u64) {
-        loop {
-            let due = self.calls.iter().enumerate();
-            let due =
-                due.filter(|(_, call)| matches!(call.outcome, Outcome::Waits) && !call.stopped);
-            let due = due.map(|(index, call)| {
-                let is_woken = call.woken.0.load(Ordering::Relaxed) > 0;
-                (if is_woken { self.now } else { call.next }, index)
-            });
-            match due.min() {
-                Some((time, index)) if time <= end => {
-                    self.now = self.now.max(time);
-                    self.poll(index);
-                }
-                _ => {
-                    self.now = end;
-                    return;
-                }
-            }
-        }
-    }
-
-    fn leave(&mut self, index: usize) {
-        self.calls[index].turn = Turn::default();
-        self.calls[index].outcome = Outcome::Gone;
-    }
-
-    fn admitted(&self) -> Vec<u64> {
-        let times = self.calls.iter().filter_map(|call| match call.outcome {
-            Outcome::Admitted(time) => Some(time),
-            _ => None,
-        });
-        times.collect()
-    }
-
-    fn rejected(&self) -> Vec<u64> {
-        let times = self.calls.iter().filter_map(|call| match call.outcome {
-            Outcome::Rejected(time) => Some(time),
-            _ => None,
-        });
-        times.collect()
-    }
+/// When calls were rejected, in the order in which they came.
+fn rejected(simulation: &Simulation) -> Vec<u64> {
+    let calls = simulation.calls.iter();
+    let times = calls.filter_map(|call| match call.outcome {
+        Outcome::Rejected(time) => Some(time),
+        _ => None,
+    });
+    times.collect()
 }
 
 fn seconds(seconds: f64) -> Duration {
@@ -162,15 +35,14 @@ fn seconds(seconds: f64) -> Duration {
 #[test]
 fn r15_those_who_can_be_served_in_time_are_in_order_and_the_others_are_refused_at_once() {
     let limit = Limit::per_second(10).max_wait(Duration::from_millis(1950));
-    let home = Home::default();
     let mut simulation = Simulation::new([("search", limit)]);
     for _ in 0..100 {
-        simulation.come(Call::new("search"), Some(&home));
+        simulation.come(Call::new("search"), Some(1));
     }
-    assert_eq!(simulation.rejected(), vec![0; 80]);
+    assert_eq!(rejected(&simulation), vec![0; 80]);
     simulation.until(10 * SECOND);
     let due: Vec<u64> = (0..20).map(|grant| grant * 100 * MS).collect();
-    assert_eq!(simulation.admitted(), due);
+    assert_eq!(admitted(&simulation), due);
     assert_eq!(simulation.polls, 100 + 19);
 }
 
@@ -179,18 +51,17 @@ fn r16_a_wait_is_for_what_is_missing() {
     let mut simulation = Simulation::new([("a", Limit::per_second(1).burst(3))]);
     simulation.come(Call::new("a"), None);
     let cost = 3.try_into().unwrap();
-    simulation.come_for(Call::new("a").cost(cost), None, Some(seconds(10.0)));
+    simulation.come_for(Call::new("a").cost(cost), None, 0, Some(seconds(10.0)));
     simulation.until(20 * SECOND);
-    assert_eq!(simulation.admitted(), [0, SECOND]);
+    assert_eq!(admitted(&simulation), [0, SECOND]);
 }
 
 #[test]
 fn r13_a_turn_that_is_given_up_goes_to_the_next() {
     let limit = Limit::per_second(1).max_wait(seconds(100.0));
-    let home = Home::default();
     let mut simulation = Simulation::new([("a", limit)]);
     for _ in 0..10 {
-        simulation.come(Call::new("a"), Some(&home));
+        simulation.come(Call::new("a"), Some(1));
     }
     // Nobody asks in the tick in which the turn of the first has come: it leaves.
     simulation.now = SECOND;
@@ -200,46 +71,40 @@ fn r13_a_turn_that_is_given_up_goes_to_the_next() {
         .try_acquire_at(&Call::new("a"), Duration::from_secs(1));
     assert!(!refused.is_admitted());
     simulation.until(SECOND);
-    assert_eq!(simulation.admitted(), [0, SECOND]);
+    assert_eq!(admitted(&simulation), [0, SECOND]);
     simulation.until(100 * SECOND);
     let due: Vec<u64> = (0..9).map(|grant| grant * SECOND).collect();
-    assert_eq!(simulation.admitted(), due);
+    assert_eq!(admitted(&simulation), due);
 }
 
 #[test]
 fn whoever_does_not_come_is_passed_over_and_keeps_the_place() {
     let limit = Limit::per_second(1).max_wait(seconds(100.0));
-    let home = Home::default();
     let mut simulation = Simulation::new([("a", limit)]);
-    simulation.come(Call::new("a"), Some(&home));
-    let other = Home::default();
-    let stopped = simulation.come(Call::new("a"), Some(&home));
+    simulation.come(Call::new("a"), Some(1));
+    let stopped = simulation.come(Call::new("a"), Some(1));
     simulation.calls[stopped].stopped = true;
-    simulation.come(Call::new("a"), Some(&other));
-    simulation.come(Call::new("a"), Some(&other));
+    simulation.come(Call::new("a"), Some(2));
+    simulation.come(Call::new("a"), Some(2));
     simulation.until(1500 * MS);
-    assert_eq!(simulation.admitted(), [0, 1050 * MS + 1]);
+    assert_eq!(admitted(&simulation), [0, 1050 * MS]);
     simulation.calls[stopped].stopped = false;
     simulation.until(10 * SECOND);
-    assert_eq!(
-        simulation.admitted(),
-        [0, 2050 * MS + 1, 1050 * MS + 1, 3050 * MS + 1]
-    );
+    assert_eq!(admitted(&simulation), [0, 2050 * MS, 1050 * MS, 3050 * MS]);
 }
 
 #[test]
 fn calls_that_run_are_counted_and_the_next_one_comes_when_one_ends() {
     let limit = Limit::per_second(1000).burst(100).max_concurrent(2);
-    let home = Home::default();
     let mut simulation = Simulation::new([("a", limit.max_wait(seconds(10.0)))]);
     for _ in 0..5 {
-        simulation.come(Call::new("a"), Some(&home));
+        simulation.come(Call::new("a"), Some(1));
     }
     simulation.until(SECOND);
-    assert_eq!(simulation.admitted(), [0, 0]);
-    simulation.calls[1].running = None;
+    assert_eq!(admitted(&simulation), [0, 0]);
+    simulation.end(1);
     simulation.until(2 * SECOND);
-    assert_eq!(simulation.admitted(), [0, 0, SECOND]);
+    assert_eq!(admitted(&simulation), [0, 0, SECOND]);
     assert_eq!(simulation.polls, 6);
     let Decision::Rejected(rejection) = simulation
         .limiter
@@ -252,5 +117,272 @@ fn calls_that_run_are_counted_and_the_next_one_comes_when_one_ends() {
         (Reason::Concurrency, None)
     );
     simulation.until(20 * SECOND);
-    assert_eq!(simulation.rejected(), [10 * SECOND, 10 * SECOND]);
+    assert_eq!(rejected(&simulation), [10 * SECOND, 10 * SECOND]);
+}
+
+#[test]
+fn r16_a_turn_at_the_very_end_of_max_wait_is_in_time() {
+    let limit = Limit::per_second(5).burst(5).max_wait(seconds(3.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    for _ in 0..200 {
+        simulation.come(Call::new("a"), Some(1));
+    }
+    assert_eq!(rejected(&simulation), vec![0; 180]);
+    simulation.until(10 * SECOND);
+    let waited = (1..=15).map(|grant| grant * 200 * MS);
+    let due: Vec<u64> = [0; 5].into_iter().chain(waited).collect();
+    assert_eq!(admitted(&simulation), due);
+}
+
+#[test]
+fn a_turn_that_is_put_off_again_and_again_comes_no_later_than_50_ms_after_the_bound() {
+    let mut simulation = Simulation::new([("a", Limit::per_second(100).max_wait(seconds(1.0)))]);
+    simulation.pause("a", 990 * MS, None);
+    simulation.come(Call::new("a"), None);
+    simulation.until(995 * MS);
+    simulation.pause("a", 30 * MS, None);
+    simulation.until(1_030 * MS);
+    assert_eq!(simulation.calls[0].outcome, Outcome::Waits);
+    simulation.pause("a", 30 * MS, None);
+    simulation.until(2 * SECOND);
+    assert_eq!(simulation.calls[0].outcome, Outcome::Rejected(1_030 * MS));
+}
+
+#[test]
+fn a_call_whose_tokens_come_too_late_does_not_wait_for_one_that_runs() {
+    let limit = Limit::per_minute(6).burst(2).max_concurrent(1);
+    let mut simulation = Simulation::new([("a", limit.max_wait(seconds(5.0)))]);
+    simulation.come(Call::new("a").cost(2.try_into().unwrap()), None);
+    simulation.come(Call::new("a"), None);
+    assert_eq!(rejected(&simulation), [0]);
+}
+
+#[test]
+fn r49_calls_that_wait_when_other_fields_come_to_split_the_limit_leave_nothing_behind() {
+    let limit = || Limit::per_second(1).max_wait(seconds(10.0));
+    let mut simulation = Simulation::new([("a", limit())]);
+    for _ in 0..3 {
+        simulation.come(Call::new("a").field("tenant", "acme"), None);
+    }
+    let split = Limiter::builder().limit("a", limit().per(["tenant"]));
+    simulation.reload(split);
+    simulation.until(1_500 * MS);
+    assert_eq!(admitted(&simulation), [0, SECOND]);
+    simulation.leave(2);
+    // Nobody waits, and there is a token.
+    simulation.until(3 * SECOND);
+    simulation.come(
+        Call::new("a")
+            .field("tenant", "acme")
+            .max_wait(Duration::ZERO),
+        None,
+    );
+    assert_eq!(admitted(&simulation), [0, SECOND, 3 * SECOND]);
+}
+
+#[test]
+fn a_turn_that_nobody_takes_goes_to_the_next_of_the_same_home_too() {
+    let limit = Limit::per_second(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    simulation.come(Call::new("a"), Some(1));
+    let stopped = simulation.come(Call::new("a"), Some(1));
+    simulation.calls[stopped].stopped = true;
+    simulation.come(Call::new("a"), Some(1));
+    simulation.come(Call::new("a"), Some(2));
+    simulation.until(1_100 * MS);
+    assert_eq!(admitted(&simulation), [0, 1_050 * MS]);
+}
+
+#[test]
+fn one_of_another_home_looks_after_the_first_and_no_more() {
+    let limit = Limit::per_second(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    for home in [1, 1, 2, 2, 2] {
+        simulation.come(Call::new("a"), Some(home));
+    }
+    simulation.until(10 * SECOND);
+    assert_eq!(
+        admitted(&simulation),
+        [0, 1, 2, 3, 4].map(|grant| grant * SECOND)
+    );
+    // When they came, when their turn did, and once to see whether the first is gone.
+    assert_eq!(simulation.polls, 5 + 4 + 1);
+}
+
+/// Two limits for `both`, of which `slow` holds for that alone.
+fn slow_and_fast() -> [(&'static str, Limit); 2] {
+    let slow = Limit::per_minute(6).max_wait(seconds(20.0)).tools(["both"]);
+    let fast = Limit::per_second(1).max_wait(seconds(5.0));
+    [("slow", slow), ("fast", fast.tools(["both", "fast"]))]
+}
+
+#[test]
+fn a_call_waits_for_the_limit_that_refuses_it_for_the_longest_and_keeps_no_place_elsewhere() {
+    let mut simulation = Simulation::new(slow_and_fast());
+    simulation.come(Call::new("both"), None);
+    simulation.come_for(Call::new("both"), None, 0, Some(seconds(20.0)));
+    simulation.come(Call::new("fast"), None);
+    simulation.until(20 * SECOND);
+    assert_eq!(admitted(&simulation), [0, 10 * SECOND, SECOND]);
+}
+
+#[test]
+fn a_call_waits_no_longer_than_any_limit_lets_it_that_refuses_it() {
+    let mut simulation = Simulation::new(slow_and_fast());
+    simulation.come(Call::new("both"), None);
+    simulation.come(Call::new("both"), None);
+    assert_eq!(rejected(&simulation), [0]);
+    // The fast one would admit it.
+    simulation.until(SECOND);
+    simulation.come(Call::new("both"), None);
+    simulation.until(20 * SECOND);
+    assert_eq!(admitted(&simulation), [0, 10 * SECOND]);
+}
+
+#[test]
+fn what_never_comes_is_longer_than_any_pause() {
+    let mut simulation = Simulation::new(slow_and_fast());
+    simulation.pause("both", 3_600 * SECOND, Some("fast"));
+    let call = Call::new("both").cost(2.try_into().unwrap());
+    let Decision::Rejected(rejection) = simulation.limiter.try_acquire_at(&call, Duration::ZERO)
+    else {
+        panic!("more than the burst");
+    };
+    assert_eq!(
+        (rejection.reason, rejection.retry_after),
+        (Reason::Cost, None)
+    );
+}
+
+#[test]
+fn nobody_waits_in_a_dry_run() {
+    let limit = || Limit::per_second(1).max_wait(seconds(10.0));
+    let mut simulation = Simulation::new([("a", limit())]);
+    simulation.reload(Limiter::builder().limit("a", limit()).dry_run(true));
+    for _ in 0..3 {
+        simulation.come(Call::new("a"), None);
+    }
+    assert_eq!(admitted(&simulation), [0; 3]);
+}
+
+#[test]
+fn r49_calls_that_wait_keep_their_order_through_reloads() {
+    let limit = |rate: u64| Limit::per_second(rate).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit(1))]);
+    for _ in 0..21 {
+        simulation.come(Call::new("a"), Some(1));
+    }
+    for second in 1..=10 {
+        simulation.until(second * SECOND);
+        simulation.reload(Limiter::builder().limit("a", limit(1)));
+        simulation.reload(
+            Limiter::builder()
+                .limit("a", limit(1))
+                .limit("b", limit(second)),
+        );
+    }
+    simulation.reload(Limiter::builder().limit("a", limit(2)));
+    simulation.until(100 * SECOND);
+    let (slow, fast) = ((0..=10).map(|turn| turn * 2), 21..31);
+    let due: Vec<u64> = slow.chain(fast).map(|turn| turn * SECOND / 2).collect();
+    assert_eq!(admitted(&simulation), due);
+}
+
+#[test]
+fn r49_calls_that_wait_for_a_limit_that_is_taken_away_are_admitted() {
+    let limit = || Limit::per_second(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("a", limit())]);
+    for _ in 0..20 {
+        simulation.come(Call::new("a"), None);
+    }
+    simulation.until(500 * MS);
+    simulation.reload(Limiter::builder().limit("b", limit()));
+    simulation.until(500 * MS);
+    assert_eq!(admitted(&simulation)[1..], [500 * MS; 19]);
+}
+
+#[test]
+fn r49_calls_that_wait_leave_a_limit_that_holds_for_them_no_more() {
+    let limit = || Limit::per_minute(1).max_wait(seconds(100.0));
+    let mut simulation = Simulation::new([("all", limit().tools(["a", "b"]))]);
+    simulation.come(Call::new("a"), None);
+    simulation.come(Call::new("a"), None);
+    simulation.reload(Limiter::builder().limit("all", limit().tools(["b"])));
+    simulation.until(SECOND);
+    assert_eq!(admitted(&simulation), [0, 0]);
+    simulation.until(60 * SECOND);
+    simulation.come_for(Call::new("b"), None, 0, Some(Duration::ZERO));
+    assert_eq!(admitted(&simulation), [0, 0, 60 * SECOND]);
+}
+
+#[test]
+fn r15_a_stream_of_calls_that_do_not_wait_passes_nobody_who_does() {
+    let limit = Limit::per_second(10).max_wait(seconds(60.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    for _ in 0..6 {
+        simulation.come(Call::new("a"), Some(1));
+    }
+    let mut passed = 0;
+    for millisecond in 0..60_000 {
+        simulation.until(millisecond * MS);
+        let decision = simulation
+            .limiter
+            .try_acquire_at(&Call::new("a"), simulation.time());
+        passed += u64::from(decision.is_admitted());
+        let waits = simulation
+            .calls
+            .iter()
+            .any(|call| call.outcome == Outcome::Waits);
+        assert!(!(waits && passed > 0));
+    }
+    assert_eq!(
+        admitted(&simulation),
+        [0, 1, 2, 3, 4, 5].map(|grant| grant * 100 * MS)
+    );
+    assert_eq!(passed, 600 - 6);
+}
+
+#[test]
+fn r16_a_call_that_cannot_be_served_in_time_is_refused_at_once_and_told_when() {
+    let mut simulation = Simulation::new([("a", Limit::per_minute(1))]);
+    simulation.come(Call::new("a"), None);
+    for max_wait in [5.0, 1.0, 0.0] {
+        simulation.come_for(Call::new("a"), None, 0, Some(seconds(max_wait)));
+    }
+    assert_eq!(rejected(&simulation), [0; 3]);
+    let refused = simulation
+        .limiter
+        .try_acquire_at(&Call::new("a"), Duration::ZERO);
+    let Decision::Rejected(rejection) = refused else {
+        panic!("empty");
+    };
+    assert_eq!(rejection.retry_after, Some(seconds(60.0)));
+}
+
+#[test]
+fn a_call_behind_somebody_who_does_not_come_is_told_when_they_are_passed_over() {
+    let limit = Limit::per_second(100).burst(10).max_wait(seconds(1.0));
+    let mut simulation = Simulation::new([("a", limit)]);
+    simulation.come(Call::new("a").cost(10.try_into().unwrap()), None);
+    let stopped = simulation.come(Call::new("a"), Some(1));
+    simulation.calls[stopped].stopped = true;
+    // Their turn came at 10 ms.
+    for (time, retry_after) in [(30 * MS, 30 * MS), (60 * MS - 1, 1)] {
+        simulation.until(time);
+        let refused = simulation
+            .limiter
+            .try_acquire_at(&Call::new("a"), simulation.time());
+        let Decision::Rejected(rejection) = refused else {
+            panic!("passed over at {time}");
+        };
+        assert_eq!(
+            rejection.retry_after,
+            Some(Duration::from_nanos(retry_after))
+        );
+    }
+    simulation.until(60 * MS);
+    let decision = simulation
+        .limiter
+        .try_acquire_at(&Call::new("a"), simulation.time());
+    assert!(decision.is_admitted());
 }

@@ -1,0 +1,105 @@
+use std::sync::atomic::AtomicUsize;
+use std::task::Wake;
+
+use super::*;
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A line, and who of it was woken.
+#[derive(Default)]
+struct Row {
+    line: Line,
+    woken: [Arc<Count>; 5],
+}
+
+impl Row {
+    /// Somebody is told when to come.
+    fn wait(&mut self, arrival: usize, home: Home, at: u64, why: Why) {
+        let waiting = Waiting {
+            tokens: 1,
+            home,
+            told: Told::At(at, why),
+            waker: Arc::clone(&self.woken[arrival]).into(),
+        };
+        let line = &mut self.line;
+        line.wait(arrival as u64, waiting, &mut Wakes::default());
+    }
+
+    fn leave(&mut self, arrival: u64, left: Left) {
+        self.line.leave(arrival, left, &mut Wakes::default());
+    }
+
+    /// How often each was woken.
+    fn woken(&self) -> [usize; 5] {
+        [0, 1, 2, 3, 4].map(|arrival| self.woken[arrival].0.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn nobody_is_woken_when_somebody_behind_them_leaves() {
+    let mut row = Row::default();
+    for arrival in 0..3 {
+        row.wait(arrival, None, 10 * arrival as u64, Why::Tokens);
+    }
+    row.leave(1, Left::Gone);
+    assert_eq!(row.woken(), [0; 5]);
+    row.leave(0, Left::Granted { has_room: true });
+    assert_eq!(row.woken(), [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn nobody_is_woken_when_somebody_leaves_who_had_no_room() {
+    let mut row = Row::default();
+    for arrival in 0..2 {
+        row.wait(arrival, None, 1_000, Why::Running);
+    }
+    row.leave(0, Left::Gone);
+    assert_eq!(row.woken(), [0; 5]);
+}
+
+#[test]
+fn whoever_looks_after_the_first_is_replaced_when_they_go() {
+    let mut row = Row::default();
+    row.wait(0, Some(1), 0, Why::Tokens);
+    row.wait(1, Some(2), CLAIM, Why::Tokens);
+    row.wait(2, Some(2), 10 * CLAIM, Why::Tokens);
+    assert!(!row.line.is_watched_by(2, Some(2)));
+    row.leave(1, Left::Gone);
+    assert_eq!(row.woken(), [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn whoever_looked_after_the_first_is_replaced_when_they_become_the_first() {
+    let mut row = Row::default();
+    row.wait(0, Some(1), 0, Why::Tokens);
+    row.wait(1, Some(2), CLAIM, Why::Tokens);
+    row.wait(2, Some(3), 10 * CLAIM, Why::Tokens);
+    row.leave(0, Left::Granted { has_room: true });
+    assert_eq!(row.woken(), [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn somebody_of_another_home_looks_after_a_first_who_came_to_this_line_late() {
+    let mut row = Row::default();
+    row.wait(1, Some(1), 10 * CLAIM, Why::Tokens);
+    row.wait(2, Some(2), 11 * CLAIM, Why::Tokens);
+    row.wait(0, Some(2), 0, Why::Tokens);
+    assert_eq!(row.woken(), [0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn somebody_of_another_home_looks_after_a_first_who_asks_from_another_home() {
+    let mut row = Row::default();
+    row.wait(0, Some(1), 0, Why::Tokens);
+    row.wait(1, Some(2), CLAIM, Why::Tokens);
+    row.wait(2, Some(3), 10 * CLAIM, Why::Tokens);
+    row.wait(0, Some(2), 0, Why::Tokens);
+    assert_eq!(row.woken(), [0, 0, 1, 0, 0]);
+}
