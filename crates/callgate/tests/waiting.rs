@@ -241,8 +241,9 @@ fn a_call_waits_no_longer_than_any_limit_lets_it_that_refuses_it() {
 
 #[test]
 fn what_never_comes_is_longer_than_any_pause() {
-    let mut simulation = Simulation::new(slow_and_fast());
-    simulation.pause("both", 3_600 * SECOND, Some("fast"));
+    let limit = |burst| Limit::per_second(1).burst(burst).tools(["both"]);
+    let mut simulation = Simulation::new([("large", limit(2)), ("small", limit(1))]);
+    simulation.pause("both", 3_600 * SECOND, Some("large"));
     let call = Call::new("both").cost(2.try_into().unwrap());
     let Decision::Rejected(rejection) = simulation.limiter.try_acquire_at(&call, Duration::ZERO)
     else {
@@ -258,11 +259,13 @@ fn what_never_comes_is_longer_than_any_pause() {
 fn nobody_waits_in_a_dry_run() {
     let limit = || Limit::per_second(1).max_wait(seconds(10.0));
     let mut simulation = Simulation::new([("a", limit())]);
-    simulation.reload(Limiter::builder().limit("a", limit()).dry_run(true));
     for _ in 0..3 {
         simulation.come(Call::new("a"), None);
     }
-    assert_eq!(admitted(&simulation), [0; 3]);
+    simulation.reload(Limiter::builder().limit("a", limit()).dry_run(true));
+    simulation.until(0);
+    simulation.come(Call::new("a"), None);
+    assert_eq!(admitted(&simulation), [0; 4]);
 }
 
 #[test]
@@ -385,4 +388,22 @@ fn a_call_behind_somebody_who_does_not_come_is_told_when_they_are_passed_over() 
         .limiter
         .try_acquire_at(&Call::new("a"), simulation.time());
     assert!(decision.is_admitted());
+}
+
+#[test]
+fn a_pause_holds_the_limit_that_refills_fastest() {
+    let hour = Limit::per_hour(3_000).burst(1_000).tools(["a"]);
+    let minute = Limit::per_minute(100).burst(1_000).tools(["a"]);
+    let mut simulation = Simulation::new([("hour", hour), ("minute", minute)]);
+    simulation.pause("a", SECOND, None);
+    let refused = simulation
+        .limiter
+        .try_acquire_at(&Call::new("a"), Duration::ZERO);
+    let Decision::Rejected(rejection) = refused else {
+        panic!("paused");
+    };
+    assert_eq!(
+        (rejection.limit(), rejection.reason),
+        ("minute", Reason::Paused)
+    );
 }

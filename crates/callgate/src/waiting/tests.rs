@@ -68,11 +68,31 @@ fn nobody_is_woken_when_somebody_leaves_who_had_no_room() {
 fn whoever_looks_after_the_first_is_replaced_when_they_go() {
     let mut row = Row::default();
     row.wait(0, Some(1), 0, Why::Tokens);
+    row.wait(1, Some(1), 0, Why::Tokens);
+    row.wait(2, Some(2), CLAIM, Why::Tokens);
+    row.wait(3, Some(2), 10 * CLAIM, Why::Tokens);
+    row.leave(0, Left::Granted { has_room: true });
+    assert!(!row.line.is_watched_by(3, Some(2)));
+    assert_eq!(row.woken(), [0; 5]);
+    row.leave(2, Left::Gone);
+    assert_eq!(row.woken(), [0, 0, 0, 1, 0]);
+}
+
+#[test]
+fn whoever_looks_after_the_first_and_comes_in_time_is_not_woken() {
+    let mut row = Row::default();
+    row.wait(0, Some(1), 0, Why::Tokens);
     row.wait(1, Some(2), CLAIM, Why::Tokens);
     row.wait(2, Some(2), 10 * CLAIM, Why::Tokens);
-    assert!(!row.line.is_watched_by(2, Some(2)));
-    row.leave(1, Left::Gone);
-    assert_eq!(row.woken(), [0, 0, 1, 0, 0]);
+    row.leave(2, Left::Gone);
+    assert_eq!(row.woken(), [0; 5]);
+}
+
+#[test]
+fn nobody_looks_after_a_first_who_does_not_stop() {
+    let mut row = Row::default();
+    row.wait(0, None, 0, Why::Tokens);
+    assert!(!row.line.is_watched_by(1, Some(1)));
 }
 
 #[test]
