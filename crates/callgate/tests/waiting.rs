@@ -171,12 +171,8 @@ fn r49_calls_that_wait_when_other_fields_come_to_split_the_limit_leave_nothing_b
     simulation.leave(2);
     // Nobody waits, and there is a token.
     simulation.until(3 * SECOND);
-    simulation.come(
-        Call::new("a")
-            .field("tenant", "acme")
-            .max_wait(Duration::ZERO),
-        None,
-    );
+    let call = Call::new("a").field("tenant", "acme");
+    simulation.come_for(call, None, 0, Some(Duration::ZERO));
     assert_eq!(admitted(&simulation), [0, SECOND, 3 * SECOND]);
 }
 

@@ -2,6 +2,10 @@
 #![cfg(not(loom))]
 
 #[path = "common/simulation.rs"]
+#[expect(
+    dead_code,
+    reason = "other tests have calls that say no bound of their own"
+)]
 mod simulation;
 #[path = "waiting_model/turns.rs"]
 mod turns;

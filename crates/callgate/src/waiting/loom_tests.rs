@@ -44,9 +44,9 @@ impl World {
             lines: Lines::default(),
             woken: Default::default(),
         };
-        world.lines.lock().start(None);
+        world.lines.lock(&mut Wakes::default()).start(None);
         for arrival in 0..waiting {
-            world.register(&mut world.lines.lock(), arrival);
+            world.register(&mut world.lines.lock(&mut Wakes::default()), arrival);
         }
         world
     }
@@ -80,7 +80,7 @@ fn is_caught(model: impl FnOnce() + UnwindSafe) -> bool {
 
 /// Waits, if one runs.
 fn wait(world: &World) {
-    let mut buckets = world.lines.lock();
+    let mut buckets = world.lines.lock(&mut Wakes::default());
     if World::is_full(&buckets) {
         world.register(&mut buckets, 0);
     } else {
@@ -89,8 +89,8 @@ fn wait(world: &World) {
 }
 
 fn wait_in_two_steps(world: &World) {
-    if World::is_full(&world.lines.lock()) {
-        world.register(&mut world.lines.lock(), 0);
+    if World::is_full(&world.lines.lock(&mut Wakes::default())) {
+        world.register(&mut world.lines.lock(&mut Wakes::default()), 0);
     } else {
         world.woken[0].wake_by_ref();
     }
@@ -99,18 +99,18 @@ fn wait_in_two_steps(world: &World) {
 /// The one that runs ends.
 fn end(world: &World) {
     let mut wakes = Wakes::default();
-    let mut buckets = world.lines.lock();
+    let mut buckets = world.lines.lock(&mut Wakes::default());
     buckets.end(None, 0, &mut wakes);
     drop(buckets);
 }
 
 fn wake_before_the_end(world: &World) {
     let mut wakes = Wakes::default();
-    if let Some(line) = world.lines.lock().lines.get_mut(&None) {
+    if let Some(line) = world.lines.lock(&mut Wakes::default()).lines.get_mut(&None) {
         line.has_room(&mut wakes);
     }
     drop(wakes);
-    if let Some(line) = world.lines.lock().lines.get_mut(&None) {
+    if let Some(line) = world.lines.lock(&mut Wakes::default()).lines.get_mut(&None) {
         line.running -= 1;
     }
 }
@@ -143,7 +143,7 @@ fn to_wait_in_two_steps_and_to_wake_before_the_end_are_caught() {
 /// The first of those who wait gives up.
 fn leave(world: &World) {
     let mut wakes = Wakes::default();
-    let mut buckets = world.lines.lock();
+    let mut buckets = world.lines.lock(&mut Wakes::default());
     buckets.leave(None, 0, Left::Gone, &mut wakes);
     drop(buckets);
 }

@@ -17,14 +17,15 @@ impl Wake for Count {
 struct Row {
     line: Line,
     woken: [Arc<Count>; 5],
+    homes: [Home; 4],
 }
 
 impl Row {
     /// Somebody is told when to come.
-    fn wait(&mut self, arrival: usize, home: Home, at: u64, why: Why) {
+    fn wait(&mut self, arrival: usize, home: Option<usize>, at: u64, why: Why) {
         let waiting = Waiting {
             tokens: 1,
-            home,
+            home: home.map(|home| self.homes[home].clone()),
             told: Told::At(at, why),
             waker: Arc::clone(&self.woken[arrival]).into(),
         };
@@ -72,7 +73,7 @@ fn whoever_looks_after_the_first_is_replaced_when_they_go() {
     row.wait(2, Some(2), CLAIM, Why::Tokens);
     row.wait(3, Some(2), 10 * CLAIM, Why::Tokens);
     row.leave(0, Left::Granted { has_room: true });
-    assert!(!row.line.is_watched_by(3, Some(2)));
+    assert!(!row.line.is_watched_by(3, Some(&row.homes[2])));
     assert_eq!(row.woken(), [0; 5]);
     row.leave(2, Left::Gone);
     assert_eq!(row.woken(), [0, 0, 0, 1, 0]);
@@ -92,7 +93,7 @@ fn whoever_looks_after_the_first_and_comes_in_time_is_not_woken() {
 fn nobody_looks_after_a_first_who_does_not_stop() {
     let mut row = Row::default();
     row.wait(0, None, 0, Why::Tokens);
-    assert!(!row.line.is_watched_by(1, Some(1)));
+    assert!(!row.line.is_watched_by(1, Some(&row.homes[1])));
 }
 
 #[test]

@@ -390,9 +390,12 @@ impl World {
         });
         let is_stopped = asks.home.is_some() && asks.home == self.stopped;
         let late = if is_stopped { 0 } else { asks.late };
-        let index = self
-            .simulation
-            .come_for(call, asks.home, late, asks.max_wait.map(Duration::from_nanos));
+        let index = self.simulation.come_for(
+            call,
+            asks.home,
+            late,
+            asks.max_wait.map(Duration::from_nanos),
+        );
         self.heard(index);
         self.simulation.calls[index].stopped = is_stopped;
         self.known[index].was_stopped = is_stopped;
