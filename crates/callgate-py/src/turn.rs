@@ -95,13 +95,13 @@ impl Sleeper {
 /// Has Python end a sleep. What becomes of it is not the business of whoever lets the next one have a turn.
 fn end_sleep(py: Python<'_>, on: &Py<PyAny>) {
     static WAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let wake = || {
-        let wake = WAKE.import(py, "callgate._limiter", "wake")?;
-        wake.call1((on,))
+    let Ok(wake) = WAKE.import(py, "callgate._limiter", "wake") else {
+        // Python takes its modules apart as it ends, and nobody wakes up any more.
+        return;
     };
-    if let Err(error) = wake() {
+    if let Err(error) = wake.call1((on,)) {
         // Ctrl-C, say, which may have come before anything was done.
-        let _done = wake();
+        let _done = wake.call1((on,));
         say(py, error);
     }
 }
