@@ -18,13 +18,11 @@ from tests.running import forked
 DEADLINE = 10.0
 """Seconds after which a child counts as hung; it answers within milliseconds."""
 
-LIMITER = Limiter(
-    {
-        "run": ToolRateLimit(1e6, 1000, max_concurrent=2, max_wait=60),
-        "search": ToolRateLimit(0.001, 2, max_wait=3600),
-        "busy": ToolRateLimit(2000, 1, max_wait=60),
-    }
-)
+LIMITER = Limiter({
+    "run": ToolRateLimit(1e6, 1000, max_concurrent=2, max_wait=60),
+    "search": ToolRateLimit(0.001, 2, max_wait=3600),
+    "busy": ToolRateLimit(2000, 1, max_wait=60),
+})
 
 
 def in_child() -> dict[str, Any]:

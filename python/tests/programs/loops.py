@@ -96,9 +96,7 @@ async def grouped() -> int:
 def in_threads(kind: str, main: Main) -> list[int]:
     """Two loops in two threads at once."""
     admitted: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: admitted.append(run(kind, main))) for _ in range(2)
-    ]
+    threads = [threading.Thread(target=lambda: admitted.append(run(kind, main))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
