@@ -302,7 +302,7 @@ NO_FUNCTIONS: dict[str, Any] = {
     "None": None,
     # Decorated in the wrong order.
     "classmethod": classmethod(lambda _cls: None),
-    "staticmethod": staticmethod(generator.__call__),
+    "staticmethod": staticmethod(len),
     "async staticmethod": staticmethod(coroutine_function),
 }
 

@@ -42,7 +42,11 @@ def is_free(limiter: Limiter) -> bool:
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException | None]]:
     """What was raised where nobody takes it."""
     seen: list[BaseException | None] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda hooked: seen.append(hooked.exc_value))
+
+    def hook(hooked: sys.UnraisableHookArgs) -> None:
+        seen.append(hooked.exc_value)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
     yield seen
     monkeypatch.undo()
 
@@ -132,9 +136,10 @@ def test_an_exception_that_drops_a_decision_lets_who_waits_go_on(
     def drops() -> None:
         print(limiter.try_acquire("search"), fails_when_it_waits())  # type: ignore[func-returns-value]  # noqa: T201
 
-    with warnings.catch_warnings(), pytest.raises(KeyError, match="mine"):
+    with warnings.catch_warnings():
         warnings.simplefilter(action)
-        drops()
+        with pytest.raises(KeyError, match="mine"):
+            drops()
     thread.join(LONG)
     assert served == [True]
     assert [type(error) for error in unraisable] == [RuntimeWarning] * (action == "error")
@@ -167,11 +172,11 @@ def test_a_rejected_decision_may_be_entered(limiter: Limiter) -> None:
     assert is_free(limiter)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [copy.copy, copy.deepcopy, lambda decision: pickle.loads(pickle.dumps(decision))],  # noqa: S301
-    ids=["copy", "deepcopy", "pickle"],
-)
+def pickled(decision: Decision) -> Any:
+    return pickle.loads(pickle.dumps(decision))  # noqa: S301
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_of_a_decision_holds_nothing(
     limiter: Limiter, again: Callable[[Decision], Decision]
 ) -> None:
@@ -197,7 +202,6 @@ def test_a_result_that_nobody_took_warns_and_releases(limiter: Limiter) -> None:
 
     with pytest.warns(RuntimeWarning, match=DROPPED):
         asyncio.run(main())
-        gc.collect()
     assert is_free(limiter)
 
 
@@ -226,17 +230,19 @@ def test_a_cycle_of_a_limiter_its_clock_and_a_call_that_waits_is_collected() -> 
         def __call__(self) -> float:
             return 1000.0
 
-    clock = Clock()
+    clocks = [Clock()]
+    clock = clocks[0]
     clock.limiter = Limiter({"search": ToolRateLimit(1, 1, max_wait=LONG)}, clock=clock)
     assert clock.limiter.try_acquire("search")
     clock.call = clock.limiter.acquire("search")
 
     async def step() -> None:
-        clock.call.send(None)
+        clocks[0].call.send(None)
 
     asyncio.run(step())
     gone = weakref.ref(clock)
-    del clock, step
+    clocks.clear()
+    del clock
     gc.collect()
     assert gone() is None
 

@@ -59,7 +59,6 @@ def loop() -> Iterator[AbstractEventLoop]:
     gc.collect()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the program runs loops by asyncio.Runner")
 @pytest.mark.skipif(sys.platform == "win32", reason="uvloop is not made for it")
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop", "anyio"])
 def test_r12_one_limiter_serves_loops_one_after_another_and_at_once(kind: str) -> None:
@@ -134,17 +133,17 @@ def test_a_waiter_whose_loop_is_gone_gives_its_place_up(clock: FakeClock) -> Non
 
 def test_a_task_that_is_dropped_while_it_waits_gives_its_place_up(clock: FakeClock) -> None:
     limiter = drained(clock)
-    call = limiter.acquire("search")
-    # As a task does, but nobody holds it.
+    calls = [limiter.acquire("search")]
     loop = asyncio.new_event_loop()
 
     async def step() -> None:
-        call.send(None)
+        # As a task does, but nobody holds it.
+        calls[0].send(None)
 
     loop.run_until_complete(step())
     clock.advance(1)
     assert not limiter.try_acquire("search")
-    del call
+    calls.clear()
     assert limiter.try_acquire("search")
     loop.close()
 
@@ -158,10 +157,9 @@ class Blocked:
         self.decisions: list[Decision] = []
         self._thread = threading.Thread(target=lambda: run(self._main()))
 
-    def __enter__(self) -> Blocked:
+    def __enter__(self) -> None:
         self._thread.start()
         assert self._blocked.wait(LONG)
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self._go_on.set()
@@ -177,7 +175,8 @@ class Blocked:
 @pytest.mark.parametrize("number", [1, 3])
 def test_who_waits_behind_a_blocked_loop_is_served_before_it_goes_on(number: int) -> None:
     limiter = drained(rate=200)
-    with Blocked(limiter, number) as blocked:
+    blocked = Blocked(limiter, number)
+    with blocked:
         assert in_a_thread(limiter)
         assert in_another_loop(limiter)
         found: list[Decision] = []
@@ -235,7 +234,10 @@ def test_a_loop_in_which_some_wait_long_keeps_few_timers() -> None:
 
 async def test_calls_wait_under_each_of_asyncios_own_ways() -> None:
     limiter = Limiter({"search": ToolRateLimit(2000, 1, max_wait=LONG)})
-    ask = lambda: limiter.acquire("search")  # noqa: E731
+
+    def ask() -> Coroutine[Any, Any, Decision]:
+        return limiter.acquire("search")
+
     assert await asyncio.create_task(ask())
     assert all(await asyncio.gather(*(ask() for _ in range(20))))
     assert await asyncio.wait_for(ask(), LONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -13,4 +14,4 @@ RUNNING = LIMITER.try_acquire("search")
 thread = threading.Thread(target=LIMITER.acquire_sync, args=("search",), daemon=True)
 thread.start()
 time.sleep(0.1)
-print(thread.is_alive())
+sys.stdout.write(f"{thread.is_alive()}\n")

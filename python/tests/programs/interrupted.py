@@ -31,9 +31,10 @@ def main() -> None:
             else:
                 LIMITER.acquire_sync("search")
         except KeyboardInterrupt:
-            print("interrupted", flush=True)
+            sys.stdout.write("interrupted\n")
     with LIMITER.try_acquire("search") as decision:
-        print(decision.admitted, flush=True)
+        sys.stdout.write(f"{decision.admitted}\n")
+    sys.stdout.flush()
     signal.raise_signal(signal.SIGINT)
 
 

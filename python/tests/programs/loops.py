@@ -31,12 +31,15 @@ Main = Callable[[], Coroutine[Any, Any, int]]
 
 def run(kind: str, main: Main) -> int:
     """Runs a coroutine in a loop of its own, of this kind."""
-    if kind == "anyio":
-        return anyio.run(main)
-    with asyncio.Runner(debug=True, loop_factory=factory(kind)) as runner:
+
+    async def patient() -> int:
         # A busy machine is no fault.
-        runner.get_loop().slow_callback_duration = 60
-        return runner.run(main())
+        asyncio.get_running_loop().slow_callback_duration = 60
+        return await main()
+
+    if kind == "asyncio":
+        return asyncio.run(patient(), debug=True)
+    return anyio.run(patient, backend_options={"debug": True, "use_uvloop": kind == "uvloop"})
 
 
 def factory(kind: str) -> Callable[[], AbstractEventLoop]:

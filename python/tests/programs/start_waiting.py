@@ -40,6 +40,7 @@ def main() -> None:
     with context.Pool(2) as pool:
         found = [pool.apply_async(work, (number,)).get(30) for number in range(4)]
         again = [pool.apply_async(search, (number,)).get(30) for number in range(4)]
+        reason = None
         try:
             for _ in range(3):
                 pool.apply_async(once).get(30)
