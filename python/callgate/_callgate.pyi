@@ -491,7 +491,7 @@ class Turn:
 class Home:
     """An event loop: when the turns that wait in it are to be woken.
 
-    One timer of the loop's is enough for all of them.
+    One timer of the loop's is enough for all of them, and one more for each that is sooner than those before.
     """
 
     def __new__(cls) -> Home: ...
@@ -505,10 +505,10 @@ class Home:
         None where the turn was woken already and does not sleep.
         """
 
-    def due(self, is_last: bool) -> tuple[list[Future[None]], float | None]:
+    def due(self) -> tuple[list[Future[None]], float | None]:
         """The futures of those who are due, and after how many seconds to look again.
 
-        None where nobody is left, or where this was not the last time that was set.
+        None where nobody is left, or where what was set before is no later.
         """
 
     def close(self) -> None:

@@ -209,10 +209,10 @@ def _admitted(decision: Decision) -> Decision:
 
 def _is_async(function: Callable[..., object]) -> bool:
     """Whether it is an async function; refuses what cannot be decorated."""
-    if not callable(function):
+    if isinstance(function, staticmethod) or not callable(function):
         raise ConfigError(f"limit must decorate a function, got {function!r}")
     # An object that can be called is what its __call__ is.
-    for called in (function, getattr(function, "__call__", None)):  # noqa: B004
+    for called in (function, type(function).__call__):
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise ConfigError(
                 f"limit must decorate a function that is no generator, since one runs "
@@ -235,7 +235,7 @@ async def wait(turn: Turn) -> Decision:
             delay = home.sleep(turn, future)
             if delay is not None:
                 if delay:
-                    place.set_timer(loop, delay)
+                    loop.call_later(delay, place.ring)
                 await future
         return decision
     finally:
@@ -244,6 +244,7 @@ async def wait(turn: Turn) -> Decision:
 
 def wait_sync(turn: Turn) -> Decision:
     """Waits in this thread until a turn gives a decision."""
+    _forget_closed()
     try:
         while (decision := turn.ask()) is None:
             lock = threading.Lock()
@@ -256,17 +257,20 @@ def wait_sync(turn: Turn) -> Decision:
 
 
 def wake(on: threading.Lock | Future[None]) -> None:
-    """Ends a sleep: from whichever thread, and in whichever event loop."""
+    """Ends a sleep: from whichever thread, and in whichever event loop. It may be ended already."""
     if not isinstance(on, Future):
-        on.release()
+        with suppress(RuntimeError):
+            on.release()
         return
     loop = on.get_loop()
     if asyncio._get_running_loop() is loop:
         _finish(on)
-    else:
-        # It may be closed: then nobody sleeps there.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_finish, on)
+        return
+    try:
+        loop.call_soon_threadsafe(_finish, on)
+    except RuntimeError:
+        # It is closed: nobody sleeps there, and all of them are to go before the next one is told to come.
+        _forget_closed()
 
 
 def _finish(future: Future[None]) -> None:
@@ -280,20 +284,14 @@ class _Place:
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self.home = Home()
-        self.timers = 0
 
-    def set_timer(self, loop: AbstractEventLoop, delay: float) -> None:
-        """Sets a timer that is sooner than those set before: these may then ring for nothing."""
-        self.timers += 1
-        loop.call_later(delay, self.ring, self.timers)
-
-    def ring(self, timer: int) -> None:
-        futures, delay = self.home.due(timer == self.timers)
+    def ring(self) -> None:
+        futures, delay = self.home.due()
         for future in futures:
             if not future.done():
                 future.set_result(None)
         if delay is not None:
-            self.set_timer(asyncio.get_running_loop(), delay)
+            asyncio.get_running_loop().call_later(delay, self.ring)
 
 
 _places: dict[int, _Place] = {}
@@ -304,9 +302,14 @@ def _place(loop: AbstractEventLoop) -> _Place:
     known = _places.get(id(loop))
     if known is not None and known.loop() is loop and len(_places) == 1:
         return known
+    _forget_closed()
+    return _places.setdefault(id(loop), _Place(loop))
+
+
+def _forget_closed() -> None:
+    """Has all go who wait in event loops that are closed or gone."""
     for number, place in tuple(_places.items()):
-        other = place.loop()
-        if other is None or other.is_closed():
+        loop = place.loop()
+        if loop is None or loop.is_closed():
             place.home.close()
             _places.pop(number, None)
-    return _places.setdefault(id(loop), _Place(loop))

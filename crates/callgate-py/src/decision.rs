@@ -136,13 +136,25 @@ impl Decision {
         Bound::new(py, decision)
     }
 
-    /// The call does not run any more; whether it did.
-    fn end(&self) -> bool {
+    /// The call does not run any more.
+    fn end(&self) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Dropped when nothing is locked: it has the next one run.
-        let ended = running.take();
+        let _ended = running.take();
         drop(running);
-        ended.is_some()
+    }
+
+    fn warn(&self, py: Python<'_>) {
+        let message = format!(
+            "the decision on a call of tool '{}' was dropped before it was said that the call has ended: its limit \
+             counts running calls, so run the call in a `with` block of the decision\0",
+            self.tool.bind(py).to_string_lossy().replace('\0', "")
+        );
+        let message = CString::from_vec_with_nul(message.into_bytes()).unwrap_or_default();
+        let category = py.get_type::<PyRuntimeWarning>();
+        if let Err(error) = PyErr::warn(py, &category, &message, 1) {
+            say(py, error);
+        }
     }
 
     fn parts(&self, py: Python<'_>) -> Parts {
@@ -161,21 +173,16 @@ impl Decision {
 impl Drop for Decision {
     /// Nobody can run the call any more: as if it had ended.
     fn drop(&mut self) {
-        if !self.end() {
+        let running = self.running.get_mut();
+        let Some(running) = running.unwrap_or_else(PoisonError::into_inner).take() else {
             return;
-        }
+        };
         Python::attach(|py| {
+            // An exception may be on its way through the frame that held the decision, and Python must not run
+            // while there is one.
             let before = PyErr::take(py);
-            let message = format!(
-                "the decision on a call of tool '{}' was dropped before it was said that the call has ended: its limit \
-                 counts running calls, so run the call in a `with` block of the decision\0",
-                self.tool.bind(py).to_string_lossy().replace('\0', "")
-            );
-            let message = CString::from_vec_with_nul(message.into_bytes()).unwrap_or_default();
-            let category = py.get_type::<PyRuntimeWarning>();
-            if let Err(error) = PyErr::warn(py, &category, &message, 1) {
-                say(py, error);
-            }
+            drop(running);
+            self.warn(py);
             if let Some(before) = before {
                 before.restore(py);
             }

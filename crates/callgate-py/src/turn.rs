@@ -92,8 +92,13 @@ impl Sleeper {
 /// Has Python end a sleep. What becomes of it is not the business of whoever lets the next one have a turn.
 fn end_sleep(py: Python<'_>, on: &Py<PyAny>) {
     static WAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let wake = WAKE.import(py, "callgate._limiter", "wake");
-    if let Err(error) = wake.and_then(|wake| wake.call1((on,))) {
+    let Ok(wake) = WAKE.import(py, "callgate._limiter", "wake") else {
+        // Python takes its modules apart as it ends, and nobody wakes up any more.
+        return;
+    };
+    if let Err(error) = wake.call1((on,)) {
+        // Ctrl-C, say, which may have come before anything was done.
+        let _done = wake.call1((on,));
         say(py, error);
     }
 }
@@ -191,7 +196,7 @@ struct Timed {
 
 /// An event loop: when the turns that wait in it are to be woken.
 ///
-/// One timer of the loop's is enough for all of them.
+/// One timer of the loop's is enough for all of them, and one more for each that is sooner than those before.
 #[pyclass(frozen, module = "callgate._callgate")]
 #[derive(Default)]
 pub(crate) struct Home {
@@ -204,8 +209,19 @@ pub(crate) struct Home {
 struct Alarm {
     /// How many slept here.
     slept: u64,
-    /// When the loop is going to look for who is due.
-    set: Option<Instant>,
+    /// When the loop is going to look for who is due, the soonest last.
+    set: Vec<Instant>,
+}
+
+impl Alarm {
+    /// Sets it to this time too; not where it rings no later than that anyway.
+    fn set(&mut self, time: Instant) -> bool {
+        let sooner = self.set.last().is_none_or(|&set| time < set);
+        if sooner {
+            self.set.push(time);
+        }
+        sooner
+    }
 }
 
 #[pymethods]
@@ -234,16 +250,12 @@ impl Home {
         lock(&self.timers).insert(key, Arc::clone(&turn.sleeper));
         let timers = Arc::clone(&self.timers);
         *lock(&turn.timed) = Some(Timed { timers, key });
-        if alarm.set.is_some_and(|set| set <= due) {
-            return Some(0.0);
-        }
-        alarm.set = Some(due);
-        Some(seconds(wait))
+        Some(if alarm.set(due) { seconds(wait) } else { 0.0 })
     }
 
-    /// The futures of those who are due, and after how many seconds to look again: where this was the last time
-    /// that was set.
-    fn due(&self, is_last: bool) -> (Vec<Py<PyAny>>, Option<f64>) {
+    /// The futures of those who are due, and after how many seconds to look again, if not sooner by what was set
+    /// before.
+    fn due(&self) -> (Vec<Py<PyAny>>, Option<f64>) {
         /// Some loops wake up to half of it too early.
         const TICK: Duration = Duration::from_millis(1);
         let now = Instant::now();
@@ -257,10 +269,9 @@ impl Home {
         };
         drop(timers);
         let futures: Vec<_> = due.iter().filter_map(|sleeper| sleeper.rouse()).collect();
-        if !is_last {
-            return (futures, None);
-        }
-        lock(&self.alarm).set = next;
+        let mut alarm = lock(&self.alarm);
+        alarm.set.pop();
+        let next = next.filter(|&next| alarm.set(next));
         let wait = next.map(|next| next - now);
         let wait = wait.map(|wait| {
             if futures.is_empty() {

@@ -311,10 +311,21 @@ impl Line {
                 let tokens = self.tokens_before(arrival);
                 return Some(Ahead { tokens, passed_at });
             }
-            let (passed, absent) = first.remove_entry();
-            self.tokens -= absent.tokens;
-            let has_room = absent.may_have_had_room();
-            self.passed.insert(passed, absent);
+            let stopped = first.get().home.clone();
+            let mut has_room = false;
+            // Those who come next and stop together with the first are not coming either.
+            while let Some(first) = self.waiting.first_entry()
+                && *first.key() < arrival
+            {
+                let (passed, absent) = first.remove_entry();
+                self.tokens -= absent.tokens;
+                has_room |= absent.may_have_had_room();
+                self.passed.insert(passed, absent);
+                let next = self.waiting.first_key_value();
+                if stopped.is_none() || next.is_some_and(|(_, next)| next.home != stopped) {
+                    break;
+                }
+            }
             self.come_early();
             self.next(has_room, Some(arrival), wakes);
         }
