@@ -325,15 +325,41 @@ async def test_a_rejection_that_takes_a_while_to_word_holds_nothing(clock: FakeC
     ]
 
 
-async def test_attempts_around_it_each_end_before_the_next_begins(clock: FakeClock) -> None:
-    @function_middleware
-    async def retry(context: FunctionInvocationContext, call_next: Any) -> None:
-        for _ in range(3):
-            with suppress(RuntimeError):
-                await call_next()
+@function_middleware
+async def three_attempts(context: FunctionInvocationContext, call_next: Any) -> None:
+    for _ in range(3):
+        with suppress(RuntimeError):
+            await call_next()
 
-    lookup = recorded(act=fail)
+
+@pytest.mark.parametrize("outside", [0, 1, 2])
+@pytest.mark.parametrize("inside", [1, 2])
+@pytest.mark.parametrize("act", [fail, None])
+async def test_r37_attempts_end_before_the_next_begins_wherever_else_it_is_registered(
+    outside: int, inside: int, act: Callable[[str], Any] | None, clock: FakeClock
+) -> None:
+    lookup = recorded(act=act)
     limiter = ToolRateLimitMiddleware(running(1), clock=clock)
     client = OfflineChatClient(calls("lookup", 1), "done")
-    await run(agent_of(client, lookup, middleware=[retry, limiter]))
+    stack = [*[limiter] * outside, three_attempts, *[limiter] * inside]
+    await run(agent_of(client, lookup, middleware=stack))
     assert lookup.started == ["c1"] * 3
+    assert_all_may_run(limiter, 1)
+    assert remaining(limiter) == 96
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_r37_what_is_made_of_one_call_in_tasks_of_their_own_runs_beside_it(
+    count: int, clock: FakeClock
+) -> None:
+    @function_middleware
+    async def hedge(context: FunctionInvocationContext, call_next: Any) -> None:
+        await asyncio.gather(call_next(), call_next(), call_next())
+
+    lookup = recorded(act=lambda _call: asyncio.sleep(0))
+    limiter = ToolRateLimitMiddleware(running(count), clock=clock)
+    client = OfflineChatClient(calls("lookup", 1), "done")
+    await run(agent_of(client, lookup, middleware=[limiter, hedge, limiter]))
+    # The call that they are made of counts as running, since nobody knows what becomes of it.
+    assert lookup.started == ["c1"] * (count - 1)
+    assert_all_may_run(limiter, count)
