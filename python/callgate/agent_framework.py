@@ -59,9 +59,9 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
     A call that a limit's `max_wait` lets wait does so inside of the run: to cancel the run is to give up the
     place. A token is spent when a call is admitted, whatever becomes of the call. Nothing is locked while the
     tool runs, and nothing is held but its place among the `max_concurrent` that may run, until it ends or is
-    cancelled. (The framework runs plain functions in threads, and a thread goes on when its call is
-    cancelled: it is not counted any more.) An agent that is used as a tool runs as long as its own calls:
-    they need places beside it where one limit holds for both.
+    cancelled. (Where the framework runs plain functions in threads, one goes on when its call is cancelled,
+    and is not counted any more.) An agent that is used as a tool runs as long as its own calls: where one
+    limit holds for both, they need places beside it.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit

@@ -269,7 +269,7 @@ def test_a_call_whose_loop_is_closed_and_thrown_away_lets_others_run(clock: Fake
         loop.run_until_complete(arrived.wait())
         assert not task.done()
         assert limiter.limiter.try_acquire("lookup").reason == "concurrency"
-        loop.set_exception_handler(lambda *_said: None)  # It says that a task was destroyed.
+        loop.set_exception_handler(lambda _loop, _said: None)  # A task was destroyed, it says.
         loop.close()
 
     abandon()

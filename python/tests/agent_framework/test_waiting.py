@@ -50,10 +50,15 @@ RATE = 50
 
 
 def waiting(
-    rate: float = RATE, burst: int = 1, *, tool: str = "lookup", **options: Any
+    rate: float = RATE,
+    burst: int = 1,
+    *,
+    tool: str = "lookup",
+    max_wait: float = 10,
+    max_concurrent: int | None = None,
 ) -> dict[str, ToolRateLimit]:
-    """The limit of one tool whose calls wait for up to 10 s."""
-    return {tool: ToolRateLimit(rate, burst, **{"max_wait": 10, **options})}
+    """The limit of one tool, whose calls may wait."""
+    return {tool: ToolRateLimit(rate, burst, max_wait=max_wait, max_concurrent=max_concurrent)}
 
 
 class Arrivals(FunctionMiddleware):
@@ -231,9 +236,9 @@ async def test_a_call_that_cannot_be_served_in_time_is_rejected_before_those_tha
         log.append(f"rejected {call_of(context)}")
 
     lookup = recorded(act=log.append)
-    # The first call takes all there is; the third would have to wait for more than half a second.
+    # The first call takes all there is; the third would have to wait for 10 s.
     limiter = ToolRateLimitMiddleware(
-        waiting(burst=50, max_wait=0.5), cost=costs(c1=50, c3=50), on_rejected=on_rejected
+        waiting(burst=500, max_wait=5), cost=costs(c1=500, c3=500), on_rejected=on_rejected
     )
     client = OfflineChatClient(calls("lookup", 5), "done")
     response = await run(agent_of(client, lookup, middleware=[limiter]), stream=stream)
@@ -252,7 +257,7 @@ async def test_a_rejection_that_ends_the_tool_loop_leaves_those_that_wait_their_
 ) -> None:
     lookup = recorded()
     limiter = ToolRateLimitMiddleware(
-        waiting(burst=50, max_wait=0.5), cost=costs(c1=50, c3=50), on_rejected="terminate"
+        waiting(burst=500, max_wait=5), cost=costs(c1=500, c3=500), on_rejected="terminate"
     )
     client = OfflineChatClient(calls("lookup", 4), "never said")
     response = await run(agent_of(client, lookup, middleware=[limiter]), stream=stream)
@@ -331,19 +336,18 @@ async def test_r39_a_run_that_is_cancelled_gives_up_the_places_of_its_calls_and_
     agent = agent_of(client, lookup, middleware=[arrivals, limiter])
     updates = relayed(agent)
     task: asyncio.Task[Any] = asyncio.ensure_future(
-        read_all(updates)
-        if way == "relay"
-        else asyncio.wait_for(run(agent), 0.05)
-        if way == "time-out"
-        else run(agent, stream=way == "stream")
+        read_all(updates) if way == "relay" else run(agent, stream=way == "stream")
     )
     await asyncio.wait_for(arrivals.complete.wait(), 30)
     # One runs and three wait.
     assert next_in(limiter) == pytest.approx(4)
-    if way != "time-out":
+    if way == "time-out":
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(task, 0.01)
+    else:
         task.cancel()
-    with pytest.raises(asyncio.CancelledError if way != "time-out" else asyncio.TimeoutError):
-        await task
+        with pytest.raises(asyncio.CancelledError):
+            await task
     await updates.aclose()
 
     assert lookup.started == ["c1"]
@@ -458,7 +462,7 @@ async def test_r37_a_limiter_that_is_registered_several_times_waits_once_and_not
 
 
 async def test_r37_a_limiter_that_is_registered_twice_waits_for_one_token_a_call() -> None:
-    limiter = ToolRateLimitMiddleware(waiting(max_wait=10))
+    limiter = ToolRateLimitMiddleware(waiting())
     lookup = recorded()
     client = OfflineChatClient(calls("lookup", 4), "done")
     await run(agent_of(client, lookup, middleware=[limiter, limiter]))
