@@ -70,7 +70,8 @@ def describe(decision: Decision) -> str:
     """Says to a model that a call was rejected, and when to try again."""
     said = f"Rate limit exceeded for tool '{decision.tool}'."
     if decision.reason == "concurrency":
-        return f"{said} As many of its calls run as may: retry when one of them has ended."
+        # The limit may count the calls of other tools too.
+        return f"{said} Too many calls run at the same time: retry when one of them has ended."
     if decision.retry_after is None:
         return f"{said} The call costs more than the limit can ever admit: do not retry it."
     return f"{said} Retry in {_seconds(decision.retry_after)}."

@@ -48,7 +48,7 @@ _logger = logging.getLogger("callgate")
 
 
 class ToolRateLimitMiddleware(FunctionMiddleware):
-    """Admits or rejects each tool call of an agent before the tool runs.
+    """Admits or rejects each tool call of an agent before the tool runs, or has it wait for its turn.
 
     Register it on an agent, on one run or on a chat client. One instance may serve any number of
     agents, threads and event loops at once; all that hold it (or its `Limiter`) share one quota.
@@ -56,8 +56,12 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
     way to a call (with an agent and with a run, say) charges it once; where middleware in between
     makes several calls of one, in tasks of their own or one after another, each of them is charged.
 
-    A token is spent when a call is admitted, whatever becomes of the call, and nothing is locked
-    or held while the tool runs.
+    A call that a limit's `max_wait` lets wait does so inside of the run: to cancel the run is to give up the
+    place. A token is spent when a call is admitted, whatever becomes of the call. Nothing is locked while the
+    tool runs, and nothing is held but its place among the `max_concurrent` that may run, until it ends or is
+    cancelled. (Where the framework runs plain functions in threads, one goes on when its call is cancelled,
+    and is not counted any more.) An agent that is used as a tool runs as long as its own calls: where one
+    limit holds for both, they need places beside it.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit
@@ -106,7 +110,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             pause_on_retry_after: Whether to pause the tool (see `Limiter.pause`) when it raises an HTTP
                 error with status 429 or 503 whose ``Retry-After`` says for how long: one with a
                 ``response`` that has ``status_code`` and ``headers``, as of httpx, requests and the
-                SDKs built on them, or an error that wraps one. The error goes on as before.
+                SDKs built on them, or an error that wraps one. The error goes on as before. Tools of MCP
+                servers do not pause: their SDK passes no ``Retry-After`` on.
             clock: The time in seconds, for tests; as in `Limiter`, and not beside one.
 
         Raises:
@@ -166,7 +171,10 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         metadata = context.metadata
         held: Decision | None = None
         receipt = metadata.get(self._key)
-        if receipt is None or not _is_for(receipt):
+        if receipt is not None and _is_for(receipt):
+            # The innermost ends the call: an attempt from further out is another one.
+            held = receipt.pop()
+        else:
             if receipt is not None:
                 # Of an earlier attempt, where middleware around this one retries.
                 metadata.pop("rate_limit", None)
@@ -189,8 +197,8 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 if not held.admitted:
                     await self._reject(context, held)
                     return
-        # Held while the call runs, for `_is_for` to find.
-        charged = metadata[self._key] = ["one call"]
+        # Kept while the call runs, for `_is_for` to find.
+        charged = metadata[self._key] = [held]
         if held is None and not self._pauses:
             await call_next()
         else:
@@ -235,16 +243,17 @@ def _log_failure(tool: str, error: Exception) -> None:
     )
 
 
-def _is_for(receipt: list[str]) -> bool:
+def _is_for(receipt: list[Decision | None]) -> bool:
     """Whether a limiter has charged this very call further out, where it is registered twice.
 
-    Then the middleware that did waits for this one, and it holds the receipt that it left with the call. A
-    receipt is good for one call: attempts, and what middleware in between makes of one call, are charged.
+    Then the middleware that did waits for this one, and it keeps the receipt that it left with the call: what
+    is to be held while the call runs. A receipt is good for one call, which takes that out of it: attempts,
+    and what middleware in between makes of one call, are charged.
     """
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _PROCESS and frame.f_locals.get("charged") is receipt:
-            return bool(receipt and receipt.pop())
+            return bool(receipt)
         frame = frame.f_back
     return False
 

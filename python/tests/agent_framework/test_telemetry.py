@@ -17,8 +17,11 @@ import pytest
 from agent_framework import FunctionInvocationContext
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from callgate import _telemetry
+from callgate import Limiter, ToolRateLimit, _telemetry
+from callgate._callgate import decision_counts
 from callgate.agent_framework import ToolRateLimitMiddleware
 from tests.agent_framework.scripted import (
     OfflineChatClient,
@@ -143,6 +146,67 @@ def test_a_call_that_a_dry_run_lets_pass_has_a_span_that_says_so_beside_its_own(
     assert overruled["attributes"]["callgate.dry_run"] is True
     assert overruled["attributes"]["callgate.limit"] == "lookup"
     assert overruled["attributes"]["callgate.retry_after"] == 1.0
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "waits"),
+    [("paused", {"callgate.retry_after": pytest.approx(6)}), ("concurrency", {})],
+)
+async def test_a_pause_and_too_many_at_once_are_counted_and_seen_by_their_names(
+    reason: str,
+    waits: dict[str, Any],
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dry_run: bool,
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(_telemetry, "_tracer", provider.get_tracer("callgate"))
+    # The counts belong to the process, and each of these is to begin at nothing.
+    name = f"{reason}, dry run: {dry_run}"
+    limit = ToolRateLimit(1, 10, max_concurrent=1 if reason == "concurrency" else None)
+    limiter = Limiter({name: limit}, dry_run=dry_run, clock=clock)
+    if reason == "paused":
+        limiter.pause(name, 5)
+    lookup = recorded(name, act=lambda _call: asyncio.sleep(0))
+    client = OfflineChatClient(calls(name, 2), "done")
+    await run(agent_of(client, lookup, middleware=[ToolRateLimitMiddleware(limiter)]))
+
+    admitted = 1 if reason == "concurrency" else 0
+    assert len(lookup.started) == (2 if dry_run else admitted)
+    counted = {
+        outcome: (limit, count) for tool, limit, outcome, count in decision_counts() if tool == name
+    }
+    outcome = f"{'would_reject' if dry_run else 'rejected'}_{reason}"
+    assert counted == {
+        outcome: (name, 2 - admitted),
+        **({"admitted": (None, admitted)} if admitted else {}),
+    }
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["callgate.rejected"] * (2 - admitted)
+    attributes = dict(spans[-1].attributes or {})
+    attributes.pop("gen_ai.tool.call.id", None)
+    assert attributes == {
+        "gen_ai.tool.name": name,
+        "callgate.limit": name,
+        "callgate.reason": reason,
+        **({"callgate.dry_run": True} if dry_run else {}),
+        **waits,
+    }
+
+
+async def test_a_call_that_waited_is_counted_once_as_what_became_of_it(clock: FakeClock) -> None:
+    name = "one that waits"
+    limits = {name: ToolRateLimit(1, 9, max_concurrent=1, max_wait=10)}
+    lookup = recorded(name, act=lambda _call: asyncio.sleep(0))
+    client = OfflineChatClient(calls(name, 3), "done")
+    limiter = ToolRateLimitMiddleware(limits, clock=clock)
+    await run(agent_of(client, lookup, middleware=[limiter, limiter]))
+    counted = {outcome: count for tool, _, outcome, count in decision_counts() if tool == name}
+    assert counted == {"admitted": 3}
 
 
 class Broken(SpanProcessor):
