@@ -403,3 +403,18 @@ fn a_pause_holds_the_limit_that_refills_fastest() {
         ("minute", Reason::Paused)
     );
 }
+
+#[test]
+fn room_that_nobody_takes_goes_to_the_next_of_the_same_home_too() {
+    let limit = Limit::per_second(100).burst(10).max_concurrent(1);
+    let mut simulation = Simulation::new([("a", limit.max_wait(seconds(10.0)))]);
+    simulation.come(Call::new("a"), Some(1));
+    let stopped = simulation.come(Call::new("a"), Some(1));
+    simulation.calls[stopped].stopped = true;
+    simulation.come(Call::new("a"), Some(1));
+    simulation.come(Call::new("a"), Some(2));
+    simulation.until(SECOND);
+    simulation.end(0);
+    simulation.until(2 * SECOND);
+    assert_eq!(admitted(&simulation), [0, 1_050 * MS]);
+}
