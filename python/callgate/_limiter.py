@@ -312,4 +312,6 @@ def _forget_closed() -> None:
         loop = place.loop()
         if loop is None or loop.is_closed():
             place.home.close()
-            _places.pop(number, None)
+            # By now it may be that of another loop.
+            if _places.get(number) is place:
+                _places.pop(number, None)

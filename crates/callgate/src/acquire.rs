@@ -187,6 +187,10 @@ impl Limiter {
         // All callers lock in the order in which they freeze.
         let lines = limits.iter().map(|limited| limited.lines.lock(&mut wakes));
         let lines: SmallVec<[_; 4]> = lines.collect();
+        // From here on a reload wakes whoever comes to wait; one that came before has other rules.
+        if !self.current.is(rules) {
+            return Err(Moved);
+        }
         let mut counter = Counter {
             draws: self.draws_when_paused(asked),
             asked,

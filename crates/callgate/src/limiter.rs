@@ -174,6 +174,8 @@ impl Limiter {
         old.close(Some(&rules));
         old.ask_again(&rules, &mut wakes);
         old.replace(rules);
+        // Some may have come to wait by the old rules since.
+        self.current.get().wake_all(&mut wakes);
         Ok(())
     }
 

@@ -335,6 +335,13 @@ impl Rules {
         }
     }
 
+    /// Has all who wait ask again.
+    pub(crate) fn wake_all(&self, wakes: &mut Wakes) {
+        for limited in &self.limits {
+            limited.lines.lock(wakes).wake_all(wakes);
+        }
+    }
+
     /// Has all who wait by these rules ask again, once `next` are in force.
     pub(crate) fn ask_again(&self, next: &Self, wakes: &mut Wakes) {
         let next = next.limits.iter().map(|limited| (limited.number, limited));

@@ -313,12 +313,16 @@ impl Line {
             }
             let stopped = first.get().home.clone();
             let mut has_room = false;
-            // Those who come next and stop together with the first are not coming either.
+            // Those who come next and stop together with the first are not coming either; if they are, they
+            // are told.
             while let Some(first) = self.waiting.first_entry()
                 && *first.key() < arrival
             {
-                let (passed, absent) = first.remove_entry();
+                let (passed, mut absent) = first.remove_entry();
                 self.tokens -= absent.tokens;
+                if absent.is_to_come_after(now) {
+                    absent.wake(wakes);
+                }
                 has_room |= absent.may_have_had_room();
                 self.passed.insert(passed, absent);
                 let next = self.waiting.first_key_value();
@@ -488,6 +492,10 @@ impl Waiting {
             self.told = Told::Now;
             wakes.woken.push(self.waker.clone());
         }
+    }
+
+    fn is_to_come_after(&self, now: u64) -> bool {
+        matches!(self.told, Told::At(told, _) if told > now)
     }
 
     /// Whether, if they go, it may be that one more call may run.

@@ -79,8 +79,16 @@ pub(crate) struct Buckets {
     order: u64,
     /// Nothing, or one of the two below.
     pooled: AtomicU8,
-    /// When pauses end: of all buckets, or of those that a part of them has in common.
-    pauses: Mutex<HashMap<Option<Key>, u64>>,
+    /// Of all buckets, or of those that a part of them has in common.
+    pauses: Mutex<HashMap<Option<Key>, Pause>>,
+}
+
+/// Nobody draws until then.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pause {
+    until: u64,
+    /// What no bucket stands below: it is empty when the pause ends.
+    floor: u64,
 }
 
 /// A key found no place for a bucket of its own; and that was told.
@@ -136,35 +144,34 @@ impl Buckets {
     pub(crate) fn pause(&self, part: Option<Key>, until: u64, now: u64) {
         let full = self.bucket.reached(now).floor();
         let mut pauses = self.pauses();
-        pauses.retain(|_, until| self.bucket.empty(*until) > full);
-        let end = pauses.entry(part).or_default();
-        *end = until.max(*end);
+        pauses.retain(|_, pause| pause.floor > full);
+        let pause = pauses.entry(part).or_default();
+        if until > pause.until {
+            let floor = self.bucket.empty(until);
+            *pause = Pause { until, floor };
+        }
         self.hold(true);
     }
 
-    /// When the pause of a part ends or ended, where that matters still.
-    pub(crate) fn paused(&self, part: Option<Key>, now: u64) -> Option<u64> {
-        let until = self.pauses().get(&part).copied()?;
-        (self.bucket.empty(until) > self.bucket.reached(now).floor()).then_some(until)
+    /// The pause of a part, where it matters still.
+    pub(crate) fn paused(&self, part: Option<Key>, now: u64) -> Option<Pause> {
+        let pause = self.pauses().get(&part).copied();
+        pause.filter(|pause| pause.floor > self.bucket.reached(now).floor())
     }
 
     /// Whether there are pauses that matter still.
     pub(crate) fn has_pauses(&self, now: u64) -> bool {
         let full = self.bucket.reached(now).floor();
-        let pauses = self.pauses();
-        pauses
-            .values()
-            .any(|&until| self.bucket.empty(until) > full)
+        self.pauses().values().any(|pause| pause.floor > full)
     }
 
-    fn pauses(&self) -> MutexGuard<'_, HashMap<Option<Key>, u64>> {
+    fn pauses(&self) -> MutexGuard<'_, HashMap<Option<Key>, Pause>> {
         self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The whole tokens in the one bucket, and how many keys have a bucket; changes nothing.
     pub(crate) fn peek(&self, now: u64) -> Result<(u64, Option<usize>), Moved> {
-        let paused = self.paused(None, now);
-        let floor = paused.map_or(0, |until| self.bucket.empty(until));
+        let floor = self.paused(None, now).map_or(0, |pause| pause.floor);
         let missing = self
             .bucket
             .reached(now)
@@ -225,10 +232,19 @@ impl Buckets {
             }
             None => split.then(Table::new),
         };
-        let word = carried(word, now());
+        let now = now();
+        let word = carried(word, now);
+        let mut pauses = self.pauses().clone();
+        for pause in pauses.values_mut() {
+            pause.floor = if pause.until > now {
+                bucket.empty(pause.until)
+            } else {
+                carried(pause.floor, now)
+            };
+        }
         let buckets = Self {
             order: self.order,
-            pauses: Mutex::new(self.pauses().clone()),
+            pauses: Mutex::new(pauses),
             // Until a caller finds that nothing is in the way.
             held: AtomicBool::new(true),
             ..Self::with_table(bucket, table)
@@ -306,11 +322,11 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Under a pause that ends or ended at this time.
-    pub(crate) fn paused(mut self, until: Option<u64>) -> Self {
-        if let Some(until) = until {
-            self.floor = self.buckets.bucket.empty(until);
-            self.is_paused = self.reached.now() < until;
+    /// Under a pause, which may have ended.
+    pub(crate) fn paused(mut self, pause: Option<Pause>) -> Self {
+        if let Some(pause) = pause {
+            self.floor = pause.floor;
+            self.is_paused = self.reached.now() < pause.until;
         }
         self
     }

@@ -212,7 +212,6 @@ struct Held {
     /// Of those that nobody has drawn from.
     base: Level,
     keys: HashMap<Option<usize>, Level>,
-    was_paused: bool,
     /// Counts how often the keys came to mean something else, and the limit to be another.
     edition: usize,
     born: usize,
@@ -225,7 +224,6 @@ impl Held {
             rule: rule.clone(),
             base: Level { units, at: 0 },
             keys: HashMap::new(),
-            was_paused: false,
             edition: 0,
             born: 0,
         }
@@ -248,7 +246,6 @@ impl Held {
     }
 
     fn pause(&mut self, until: u64) {
-        self.was_paused = true;
         for level in self.keys.values_mut().chain([&mut self.base]) {
             if level.at <= until {
                 let units = level.at(until, &self.rule).min(0);
@@ -260,8 +257,6 @@ impl Held {
     fn reload(&mut self, change: &Change, now: u64) {
         let mut rule = self.rule.clone();
         match *change {
-            // What came since a pause ended would come again, at the new rate.
-            Change::Rate(_) if self.was_paused => {}
             Change::Rate(rate) => rule.rate = rate,
             Change::Burst(burst) => rule.burst = burst,
             Change::PerTenant(per_tenant) => rule.per_tenant = per_tenant,
