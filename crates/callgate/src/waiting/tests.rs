@@ -124,3 +124,33 @@ fn somebody_of_another_home_looks_after_a_first_who_asks_from_another_home() {
     row.wait(0, Some(2), 0, Why::Tokens);
     assert_eq!(row.woken(), [0, 0, 1, 0, 0]);
 }
+
+#[test]
+fn those_who_stop_together_are_passed_over_together_and_told_to_come() {
+    let mut row = Row::default();
+    row.wait(0, Some(1), 0, Why::Tokens);
+    row.wait(1, Some(1), 10 * CLAIM, Why::Running);
+    row.wait(2, Some(2), 10 * CLAIM, Why::Tokens);
+    let other = Some(row.homes[2].clone());
+    let before = row
+        .line
+        .before(2, other.as_ref(), CLAIM, &mut Wakes::default());
+    assert_eq!(before, None);
+    // The first was to come by now.
+    assert_eq!(row.woken(), [0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn nobody_is_passed_over_from_where_they_wait_themselves() {
+    let mut row = Row::default();
+    row.wait(0, Some(1), 0, Why::Tokens);
+    let same = Some(row.homes[1].clone());
+    let before = row
+        .line
+        .before(1, same.as_ref(), 10 * CLAIM, &mut Wakes::default());
+    let ahead = Ahead {
+        tokens: 1,
+        passed_at: 11 * CLAIM,
+    };
+    assert_eq!(before, Some(ahead));
+}
