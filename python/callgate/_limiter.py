@@ -281,8 +281,7 @@ def _finish(future: Future[None]) -> None:
 class _Place:
     """An event loop in which turns wait."""
 
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        self.loop = weakref.ref(loop)
+    def __init__(self) -> None:
         self.home = Home()
 
     def ring(self) -> None:
@@ -294,24 +293,26 @@ class _Place:
             asyncio.get_running_loop().call_later(delay, self.ring)
 
 
-_places: dict[int, _Place] = {}
-"""By the id of the event loop, which may be another's by now."""
+_places: dict[weakref.ref[AbstractEventLoop], _Place] = {}
+"""By event loop: one that is gone is equal to no other."""
 
 
 def _place(loop: AbstractEventLoop) -> _Place:
-    known = _places.get(id(loop))
-    if known is not None and known.loop() is loop and len(_places) == 1:
+    here = weakref.ref(loop)
+    known = _places.get(here)
+    if known is not None and len(_places) == 1:
         return known
     _forget_closed()
-    return _places.setdefault(id(loop), _Place(loop))
+    return _places.setdefault(here, _Place())
 
 
 def _forget_closed() -> None:
     """Has all go who wait in event loops that are closed or gone."""
-    for number, place in tuple(_places.items()):
-        loop = place.loop()
+    # A list of the keys is made at one stroke: nothing is allocated meanwhile that garbage is collected for, and
+    # so no thread and no finalizer comes here in its midst.
+    for there in list(_places):
+        loop = there()
         if loop is None or loop.is_closed():
-            place.home.close()
-            # By now it may be that of another loop.
-            if _places.get(number) is place:
-                _places.pop(number, None)
+            place = _places.pop(there, None)
+            if place is not None:
+                place.home.close()

@@ -454,3 +454,10 @@ async def test_in_a_dry_run_nobody_waits(clock: FakeClock) -> None:
     limiter.reload({"search": ToolRateLimit(1, 1, max_wait=LONG)}, dry_run=True)
     for decision in [await ends(task) for task in tasks]:
         assert (decision.admitted, decision.reason) == (True, "rate")
+
+
+def test_a_bound_where_nothing_waits_is_no_field() -> None:
+    limiter = Limiter({"search": ToolRateLimit(1, 1)})
+    with pytest.raises(ConfigError, match="max_wait is no field of a call"):
+        limiter.try_acquire("search", max_wait=2)
+    assert limiter.snapshot()["search"].remaining == 1

@@ -66,8 +66,9 @@ def test_four_loops_and_four_threads_share_one_limiter(max_concurrent: int | Non
     running = Running()
 
     async def call() -> None:
-        with await limiter.acquire("search") as decision, running:
-            assert decision
+        decision = await limiter.acquire("search")
+        assert decision, decision
+        with decision, running:
             await asyncio.sleep(0)
 
     async def loop() -> None:
@@ -75,8 +76,9 @@ def test_four_loops_and_four_threads_share_one_limiter(max_concurrent: int | Non
 
     def thread() -> None:
         for _ in range(100):
-            with limiter.acquire_sync("search") as decision, running:
-                assert decision
+            decision = limiter.acquire_sync("search")
+            assert decision, decision
+            with decision, running:
                 time.sleep(0)
 
     all_end([lambda: asyncio.run(loop()), thread] * 4)
@@ -206,3 +208,31 @@ def test_r19_processes_that_are_started_afresh_call_decorated_functions(method: 
     found = [[number + 1, number + 1, number + 2] for number in range(4)]
     again = [number + 1 for number in range(4)]
     assert said == {"found": found, "again": again, "reason": "rate"}
+
+
+@pytest.mark.parametrize("others", ["pause", "reload"])
+def test_pauses_and_reloads_beside_calls_that_wait_do_not_wait_for_each_other(others: str) -> None:
+    limits = {"search": ToolRateLimit(1000, 1, max_wait=LONG)}
+    limiter = Limiter(limits)
+    waits = True
+
+    def pause() -> None:
+        for _ in range(300):
+            limiter.pause("search", 0.0005)
+            time.sleep(0)
+
+    def reload() -> None:
+        for _ in range(300):
+            limiter.reload(limits)
+            time.sleep(0)
+
+    async def loop() -> None:
+        while waits:
+            await asyncio.gather(*(limiter.acquire("search") for _ in range(20)))
+
+    waiting = threading.Thread(target=lambda: asyncio.run(loop()), daemon=True)
+    waiting.start()
+    all_end([pause, {"pause": pause, "reload": reload}[others]])
+    waits = False
+    waiting.join(LONG)
+    assert not waiting.is_alive()

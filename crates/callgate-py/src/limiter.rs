@@ -815,6 +815,10 @@ fn values(tool: &Bound<'_, PyString>, fields: &Bound<'_, PyDict>) -> PyResult<Ve
             let must = "a field's name must be a str, and valid Unicode";
             return Err(refused(&name, must));
         };
+        if *field == *"max_wait" {
+            let must = "max_wait is no field of a call (a call that may wait is for acquire): it must be left out";
+            return Err(refused(&value, must));
+        }
         if value.is_none() {
             continue;
         }

@@ -300,9 +300,10 @@ impl Limiter {
         }
         // Read before a reload may be held up.
         let now = now();
+        // Dropped last, when the rules are not held any more: whatever it wakes may run, and wait for those who do.
+        let mut wakes = Wakes::default();
         // Held, so that no reload carries a limit away in the meantime.
         let rules = self.current.hold();
-        let mut wakes = Wakes::default();
         rules.with_limits(tool, |limits, _| {
             let limited = self.limit_to_pause(limits, limit).ok_or_else(|| {
                 let names = limits.iter().map(|limited| self.name(limited.number));
