@@ -12,11 +12,11 @@ use smallvec::SmallVec;
 
 use crate::bucket::{Fill, MAX_NANOS};
 use crate::clock::nanos;
-use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rejection, Rest};
+use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rest};
 use crate::limiter::overruled;
 use crate::rules::{Limited, Rules};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all};
-use crate::waiting::{Ahead, CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
+use crate::waiting::{CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
 use crate::{ConfigError, Limiter, MAX_WAIT, Rate};
 
 thread_local! {
@@ -29,8 +29,9 @@ impl Limiter {
     ///
     /// A call that can be served within its [`max_wait`](crate::Limit::max_wait) waits, in order of arrival,
     /// and any other is refused at once, without waiting. Of several limits that refuse a call it waits for the
-    /// one that does so for the longest, no longer than the shortest `max_wait` of those. While calls wait for a bucket, others are refused there or wait behind them. A turn comes
-    /// up to 50 ms after the bound where timers are late.
+    /// one that does so for the longest, no longer than the shortest `max_wait` of those. While calls wait for a
+    /// bucket, others are refused there or wait behind them. A turn comes up to 50 ms after the bound where
+    /// timers are late.
     ///
     /// Dropping the future gives the place up, and nothing is spent. It needs no runtime: a thread
     /// keeps the time, which starts with the first call that waits. In a dry run nothing waits.
@@ -217,15 +218,9 @@ impl Limiter {
             return Ok(Poll::Pending);
         }
         counter.settle();
-        let rejection = Rejection {
-            reason: refused.obstacle.reason,
-            ..self.rejection(
-                limits[refused.place].number,
-                tool,
-                refused.obstacle.wait,
-                refused.fill,
-            )
-        };
+        let Obstacle { reason, wait, .. } = refused.obstacle;
+        let number = limits[refused.place].number;
+        let rejection = self.rejection(number, tool, reason, wait, refused.fill);
         Ok(Poll::Ready(overruled(rules, Decision::Rejected(rejection))))
     }
 
@@ -481,7 +476,7 @@ impl Counter<'_, '_, '_> {
         let ahead = lines.before(draw.key(), came, now, self.wakes);
         let most = self.asked.limits[place].limit.most_concurrent();
         let is_full = most.is_some_and(|most| lines.running(draw.key()) >= most);
-        let passed_at = ahead.map(|ahead: Ahead| ahead.passed_at);
+        let passed_at = ahead.map(|ahead| ahead.passed_at);
         let wait = draw.wait(state, ahead.map_or(0, |ahead| ahead.tokens));
         let refill = wait.unwrap_or_default();
         let (reason, wait, why) = match (wait, passed_at) {
@@ -506,15 +501,10 @@ impl Counter<'_, '_, '_> {
     }
 
     fn refused_after_all(&self, place: usize, wait: Option<Duration>, fill: Fill) -> Refused {
-        let reason = if wait.is_some() {
-            Reason::Rate
-        } else {
-            Reason::Cost
-        };
         Refused {
             place,
             obstacle: Obstacle {
-                reason,
+                reason: Reason::of(wait),
                 wait,
                 refill: wait.unwrap_or_default(),
                 why: Why::Tokens,

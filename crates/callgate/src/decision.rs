@@ -290,6 +290,18 @@ pub enum Reason {
     Concurrency,
 }
 
+impl Reason {
+    /// Why a bucket refuses a call that is to wait so long; none for ever.
+    #[inline]
+    pub(crate) fn of(wait: Option<Duration>) -> Self {
+        if wait.is_some() {
+            Self::Rate
+        } else {
+            Self::Cost
+        }
+    }
+}
+
 /// A limit, and what its buckets hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -172,9 +172,9 @@ impl Limiter {
         let old = self.current.hold();
         let rules = config.rules(Some(&old), now, |name| self.names.number(name))?;
         old.close(Some(&rules));
-        old.ask_again(&rules, &mut wakes);
+        old.disperse(&rules, &mut wakes);
         old.replace(rules);
-        // Some may have come to wait by the old rules since.
+        // Nobody comes to wait by the old rules any more.
         self.current.get().wake_all(&mut wakes);
         Ok(())
     }
@@ -435,7 +435,8 @@ impl Limiter {
         match verdict {
             Verdict::Admitted(fill) => Decision::Admitted(Permit::new(tool, fill)),
             Verdict::Refused(index, wait, fill) => {
-                Decision::Rejected(self.rejection(number(index), tool, wait, fill))
+                let reason = Reason::of(wait);
+                Decision::Rejected(self.rejection(number(index), tool, reason, wait, fill))
             }
         }
     }
@@ -445,16 +446,13 @@ impl Limiter {
         &self,
         number: Number,
         tool: Option<Number>,
+        reason: Reason,
         wait: Option<Duration>,
         fill: Fill,
     ) -> Rejection<'_> {
         Rejection {
             names: &self.names.names,
-            reason: if wait.is_some() {
-                Reason::Rate
-            } else {
-                Reason::Cost
-            },
+            reason,
             retry_after: wait,
             number,
             tool,

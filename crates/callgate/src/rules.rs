@@ -342,14 +342,15 @@ impl Rules {
         }
     }
 
-    /// Has all who wait by these rules ask again, once `next` are in force.
-    pub(crate) fn ask_again(&self, next: &Self, wakes: &mut Wakes) {
+    /// Has those ask again who wait where `next` have no such limit, or other keys.
+    pub(crate) fn disperse(&self, next: &Self, wakes: &mut Wakes) {
         let next = next.limits.iter().map(|limited| (limited.number, limited));
         let next: HashMap<_, _> = next.collect();
         for old in &self.limits {
             let kept = next.get(&old.number);
-            let same_keys = kept.is_some_and(|next| next.splits_like(old));
-            old.lines.ask_again(!same_keys, wakes);
+            if !kept.is_some_and(|next| next.splits_like(old)) {
+                old.lines.disperse(wakes);
+            }
         }
     }
 }

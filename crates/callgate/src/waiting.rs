@@ -7,7 +7,7 @@
 //!
 //! Those who came first are served first: by their arrival at the limiter, at whichever of its buckets
 //! they wait. Somebody who does not come within [`CLAIM`] of the time that they were told (their event loop
-//! is stopped, say) is passed over, and is first again when they do come.
+//! is stopped, say) is passed over: out of the line, and first again when they do come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
@@ -123,25 +123,20 @@ impl Lines {
         buckets
     }
 
-    /// Has everybody ask again, since the limits are not what they were. Where the `keys` mean something else
-    /// now, the places are gone.
-    pub(crate) fn ask_again(&self, keys_changed: bool, wakes: &mut Wakes) {
+    /// Has everybody give their places up and ask again, since the keys mean something else from now on.
+    pub(crate) fn disperse(&self, wakes: &mut Wakes) {
         let mut buckets = self.lock(wakes);
         buckets.wake_all(wakes);
-        if keys_changed {
-            buckets.clear(wakes);
-        }
+        buckets.clear(wakes);
     }
 }
 
 impl Buckets {
     pub(crate) fn wake_all(&mut self, wakes: &mut Wakes) {
         for line in self.lines.values_mut() {
-            let passed = line.passed.values_mut();
-            line.waiting
-                .values_mut()
-                .chain(passed)
-                .for_each(|waiting| waiting.wake(wakes));
+            for waiting in line.waiting.values_mut() {
+                waiting.wake(wakes);
+            }
         }
     }
 
@@ -150,7 +145,7 @@ impl Buckets {
         self.edition += 1;
         for line in mem::take(&mut self.lines).into_values() {
             self.elsewhere += line.running;
-            let places = line.waiting.into_values().chain(line.passed.into_values());
+            let places = line.waiting.into_values();
             wakes.gone.extend(places.map(|waiting| waiting.waker));
         }
     }
@@ -220,8 +215,6 @@ pub(crate) struct Line {
     waiting: BTreeMap<u64, Waiting>,
     /// What all of them ask for.
     tokens: u64,
-    /// Those who did not come when they were told to.
-    passed: BTreeMap<u64, Waiting>,
     /// Somebody left who was before those up to this arrival: their turn may come earlier than they know.
     early: u64,
     /// The first who is not where the very first is, if anybody is; and where that one was.
@@ -280,7 +273,7 @@ pub(crate) struct Ahead {
 
 impl Line {
     fn is_empty(&self) -> bool {
-        self.running == 0 && self.waiting.is_empty() && self.passed.is_empty()
+        self.running == 0 && self.waiting.is_empty()
     }
 
     /// Who comes before somebody of this arrival, at this time. Passes over those who should have come, unless
@@ -313,18 +306,18 @@ impl Line {
             }
             let stopped = first.get().home.clone();
             let mut has_room = false;
-            // Those who come next and stop together with the first are not coming either; if they are, they
-            // are told.
+            // Those who come next and stop together with the first are not coming either. All of them will
+            // when they can: they were told a time that is over, or are told now.
             while let Some(first) = self.waiting.first_entry()
                 && *first.key() < arrival
             {
-                let (passed, mut absent) = first.remove_entry();
+                let mut absent = first.remove();
                 self.tokens -= absent.tokens;
                 if absent.is_to_come_after(now) {
                     absent.wake(wakes);
                 }
                 has_room |= absent.may_have_had_room();
-                self.passed.insert(passed, absent);
+                wakes.gone.push(absent.waker);
                 let next = self.waiting.first_key_value();
                 if stopped.is_none() || next.is_some_and(|(_, next)| next.home != stopped) {
                     break;
@@ -359,8 +352,6 @@ impl Line {
 
     /// Takes somebody in, or what they are told now.
     pub(crate) fn wait(&mut self, arrival: u64, waiting: Waiting, wakes: &mut Wakes) {
-        let passed = self.passed.remove(&arrival);
-        wakes.gone.extend(passed.map(|passed| passed.waker));
         let watches = self.is_watched_by(arrival, waiting.home.as_ref());
         let was_first = self.waiting.first_key_value().map(|(&first, _)| first);
         self.tokens += waiting.tokens;
@@ -379,8 +370,6 @@ impl Line {
     fn leave(&mut self, arrival: u64, how: Left, wakes: &mut Wakes) {
         let first = self.waiting.first_key_value().map(|(&first, _)| first);
         let Some(left) = self.waiting.remove(&arrival) else {
-            let passed = self.passed.remove(&arrival);
-            wakes.gone.extend(passed.map(|passed| passed.waker));
             return;
         };
         self.tokens -= left.tokens;
@@ -403,14 +392,12 @@ impl Line {
     fn forget_the_gone(&mut self, wakes: &mut Wakes) {
         let is_gone = |waiting: &Waiting| waiting.home.as_ref().is_some_and(Home::is_gone);
         let before = self.waiting.len();
-        for places in [&mut self.waiting, &mut self.passed] {
-            places.retain(|_, waiting| {
-                if is_gone(waiting) {
-                    wakes.gone.push(waiting.waker.clone());
-                }
-                !is_gone(waiting)
-            });
-        }
+        self.waiting.retain(|_, waiting| {
+            if is_gone(waiting) {
+                wakes.gone.push(waiting.waker.clone());
+            }
+            !is_gone(waiting)
+        });
         if self.waiting.len() < before {
             self.tokens = self.waiting.values().map(|waiting| waiting.tokens).sum();
             self.come_early();
@@ -459,7 +446,6 @@ impl Line {
         let Some((&first, waiting)) = self.waiting.first_key_value() else {
             *self = Self {
                 running: self.running,
-                passed: mem::take(&mut self.passed),
                 ..Self::default()
             };
             return;
@@ -467,10 +453,11 @@ impl Line {
         let (home, told) = (waiting.home.clone(), waiting.told);
         let gone = |watcher: u64| watcher <= first || !self.waiting.contains_key(&watcher);
         if home != self.watched || self.watcher.is_some_and(gone) {
-            let mut others = self.waiting.iter();
-            let other = others.find(|(_, waiting)| home.is_none() || waiting.home != home);
-            let other = other.map(|(&arrival, _)| arrival);
-            self.watcher = other.filter(|_| home.is_some());
+            self.watcher = home.as_ref().and_then(|_| {
+                let mut others = self.waiting.iter();
+                let other = others.find(|(_, waiting)| waiting.home != home);
+                other.map(|(&arrival, _)| arrival)
+            });
             self.watched = home;
         }
         let watcher = self
