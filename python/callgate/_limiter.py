@@ -226,8 +226,7 @@ def _is_async(function: Callable[..., object]) -> bool:
 async def wait(turn: Turn) -> Decision:
     """Waits in the running event loop until a turn gives a decision."""
     loop = asyncio.get_running_loop()
-    place = _place(loop)
-    home = place.home
+    home = _home(loop)
     home.take_in(turn)
     try:
         while (decision := turn.ask()) is None:
@@ -235,7 +234,7 @@ async def wait(turn: Turn) -> Decision:
             delay = home.sleep(turn, future)
             if delay is not None:
                 if delay:
-                    loop.call_later(delay, place.ring)
+                    loop.call_later(delay, _ring, home)
                 await future
         return decision
     finally:
@@ -278,41 +277,35 @@ def _finish(future: Future[None]) -> None:
         future.set_result(None)
 
 
-class _Place:
-    """An event loop in which turns wait."""
-
-    def __init__(self) -> None:
-        self.home = Home()
-
-    def ring(self) -> None:
-        futures, delay = self.home.due()
-        for future in futures:
-            if not future.done():
-                future.set_result(None)
-        if delay is not None:
-            asyncio.get_running_loop().call_later(delay, self.ring)
-
-
-_places: dict[weakref.ref[AbstractEventLoop], _Place] = {}
+_homes: dict[weakref.ref[AbstractEventLoop], Home] = {}
 """By event loop: one that is gone is equal to no other."""
 
 
-def _place(loop: AbstractEventLoop) -> _Place:
+def _home(loop: AbstractEventLoop) -> Home:
     here = weakref.ref(loop)
-    known = _places.get(here)
-    if known is not None and len(_places) == 1:
+    known = _homes.get(here)
+    if known is not None and len(_homes) == 1:
         return known
     _forget_closed()
-    return _places.setdefault(here, _Place())
+    return _homes.setdefault(here, Home())
+
+
+def _ring(home: Home) -> None:
+    """Wakes those who are due in the running event loop."""
+    futures, delay = home.due()
+    for future in futures:
+        _finish(future)
+    if delay is not None:
+        asyncio.get_running_loop().call_later(delay, _ring, home)
 
 
 def _forget_closed() -> None:
     """Has all go who wait in event loops that are closed or gone."""
     # A list of the keys is made at one stroke: nothing is allocated meanwhile that garbage is collected for, and
     # so no thread and no finalizer comes here in its midst.
-    for there in list(_places):
+    for there in list(_homes):
         loop = there()
         if loop is None or loop.is_closed():
-            place = _places.pop(there, None)
-            if place is not None:
-                place.home.close()
+            home = _homes.pop(there, None)
+            if home is not None:
+                home.close()

@@ -1,5 +1,6 @@
 //! `Limiter`.
 
+use std::mem;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -485,14 +486,7 @@ impl Limiter {
     ) -> PyResult<T> {
         // What is no valid Unicode cannot be named, but may be meant by a pattern.
         let text = tool.to_string_lossy();
-        let mut call = Call::new(&text);
-        if let Some(cost) = cost {
-            call = call.cost(cost);
-        }
-        for (name, value) in fields {
-            call = call.field(name, value);
-        }
-        let (decision, now) = self.decide(tool, &text, &call)?;
+        let (decision, now) = self.decide(tool, &text, &call(&text, cost, fields))?;
         Ok(self.count(&text, decision, now, answer))
     }
 
@@ -529,15 +523,17 @@ impl Limiter {
         let text = tool.to_string_lossy();
         let call = call.call(&text);
         let now = self.now(tool.py())?;
-        let mut turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let unlocked = || turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Out of its place, since nothing is locked while others are woken, which runs Python.
+        let mut taken = mem::take(&mut *unlocked());
         let polled = match &now {
-            None => self.core.poll_acquire(&call, &mut turn, waker),
+            None => self.core.poll_acquire(&call, &mut taken, waker),
             Some(now) => {
                 let elapsed = now.elapsed();
-                self.core.poll_acquire_at(&call, &mut turn, waker, elapsed)
+                self.core.poll_acquire_at(&call, &mut taken, waker, elapsed)
             }
         };
-        drop(turn);
+        *unlocked() = taken;
         match polled {
             Poll::Pending => Ok(None),
             Poll::Ready(decision) => {
@@ -783,6 +779,19 @@ fn parts<'a, 'py>(
         fields: values(tool, fields)?,
     };
     Ok((tool, call))
+}
+
+/// The call, for the core.
+#[inline]
+pub(crate) fn call<'a>(tool: &'a str, cost: Option<NonZeroU64>, fields: &'a [Field]) -> Call<'a> {
+    let mut call = Call::new(tool);
+    if let Some(cost) = cost {
+        call = call.cost(cost);
+    }
+    for (name, value) in fields {
+        call = call.field(name, value);
+    }
+    call
 }
 
 /// A call's field and its value.

@@ -18,7 +18,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 
 use crate::decision::Decision;
-use crate::limiter::{Field, Limiter};
+use crate::limiter::{Field, Limiter, call};
 use crate::logging::say;
 use crate::seconds::seconds;
 
@@ -44,14 +44,7 @@ pub(crate) struct CallParts {
 impl CallParts {
     /// The call, as it is asked each time.
     pub(crate) fn call<'a>(&'a self, tool: &'a str) -> Call<'a> {
-        let mut call = Call::new(tool);
-        if let Some(cost) = self.cost {
-            call = call.cost(cost);
-        }
-        for (name, value) in &self.fields {
-            call = call.field(name, value);
-        }
-        call
+        call(tool, self.cost, &self.fields)
     }
 }
 
@@ -131,7 +124,8 @@ impl Turn {
     /// Gives up its place.
     fn leave(&self) {
         self.awake();
-        *lock(&self.core) = callgate::Turn::default();
+        // Dropped when nothing is locked: it has the next one come.
+        let _left = std::mem::take(&mut *lock(&self.core));
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
