@@ -60,7 +60,7 @@ async def main() -> None:
     # room for that: this quota lets one call through at once and then 3 a second, so that any five
     # calls are spread over 4/3 s, and the service counts over 1 s.
     limit = ToolRateLimit.quota(4, per="s", max_wait=10)
-    print("\nWith callgate:")
+    print("\nWith callgate, one at once and then 3 a second (never more than 4 in any second):")
     await run([ToolRateLimitMiddleware({"lookup_customer": limit})])
 
 

@@ -288,8 +288,11 @@ class LimitSnapshot:
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit
-        >>> Limiter({"search": ToolRateLimit(1, burst=5)}).snapshot()["search"]
-        LimitSnapshot(limit=ToolRateLimit(requests_per_second=1, burst=5), remaining=5, buckets=1)
+        >>> limiter = Limiter({"search": ToolRateLimit(1, burst=5)})
+        >>> limiter.pause("search", 30, limit="search")
+        >>> snapshot = limiter.snapshot()["search"]
+        >>> snapshot.limit, snapshot.remaining
+        (ToolRateLimit(requests_per_second=1, burst=5), 0)
     """
 
     @property
@@ -306,6 +309,13 @@ class LimitSnapshot:
 
         Where some do: those that are not full, and those that were not when last looked at. A
         limit keeps at most about a million; beyond that, calls with other fields share one.
+        """
+
+    @property
+    def paused(self) -> float | None:
+        """The seconds for which the limit is paused from now on; None where it is not.
+
+        Of the default limit, the tool for which that is longest.
         """
 
 @disjoint_base

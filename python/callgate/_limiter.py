@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import threading
+import warnings
 import weakref
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
@@ -19,6 +20,11 @@ from callgate._errors import ConfigError, RateLimitExceeded
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+STOPS_THE_LOOP = (
+    "acquire_sync waits in a thread that runs an event loop, which stops meanwhile: "
+    "await limiter.acquire there, or decorate an async function"
+)
 
 
 class Limiter(_callgate.Limiter):
@@ -114,7 +120,8 @@ class Limiter(_callgate.Limiter):
     ) -> Decision:
         """`acquire` for threads: other threads run while it waits, and Ctrl-C ends it.
 
-        Not for use in an event loop, which it would stop.
+        In a thread that runs an event loop it would stop that loop while it waits, and warns of it with
+        `RuntimeWarning`: there, await `acquire`.
 
         Args:
             tool: The tool's name.
@@ -209,14 +216,19 @@ def _admitted(decision: Decision) -> Decision:
 
 def _is_async(function: Callable[..., object]) -> bool:
     """Whether it is an async function; refuses what cannot be decorated."""
-    if isinstance(function, staticmethod) or not callable(function):
+    if isinstance(function, (staticmethod, classmethod)):
+        above = f"@{type(function).__name__}"
+        raise ConfigError(
+            f"limit must decorate a function, and {above} what that makes: write {above} above it"
+        )
+    if not callable(function):
         raise ConfigError(f"limit must decorate a function, got {function!r}")
     # An object that can be called is what its __call__ is.
     for called in (function, type(function).__call__):
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise ConfigError(
-                f"limit must decorate a function that is no generator, since one runs "
-                f"as it is read from, got {function!r}"
+                f"limit must decorate a function that returns, not a generator (whose call ends before "
+                f"it runs), got {function!r}"
             )
         if inspect.iscoroutinefunction(called):
             return True
@@ -245,11 +257,14 @@ def wait_sync(turn: Turn) -> Decision:
     """Waits in this thread until a turn gives a decision."""
     _forget_closed()
     try:
-        while (decision := turn.ask()) is None:
+        if (decision := turn.ask()) is None and asyncio._get_running_loop() is not None:
+            warnings.warn(STOPS_THE_LOOP, RuntimeWarning, stacklevel=3)
+        while decision is None:
             lock = threading.Lock()
             lock.acquire()
             # Python runs signal handlers in here, and one that raises ends it.
             lock.acquire(timeout=turn.sleep(lock))
+            decision = turn.ask()
         return decision
     finally:
         turn.leave()

@@ -448,6 +448,22 @@ def test_a_pause_ends_and_who_waited_through_it_is_served(wait: Waits) -> None:
     assert wait(limiter)
 
 
+def test_a_snapshot_says_how_long_a_pause_goes_on(clock: FakeClock) -> None:
+    limiter = Limiter({"search": ToolRateLimit(1, 1)}, default=ToolRateLimit(1, 1), clock=clock)
+    limiter.pause("search", 600)
+    limiter.pause("other", 60)
+    limiter.pause("another", 1.5)
+
+    def paused() -> dict[str, float | None]:
+        return {name: snapshot.paused for name, snapshot in limiter.snapshot().items()}
+
+    assert paused() == {"search": 600, "[default]": 60}
+    clock.advance(60)
+    assert paused() == {"search": 540, "[default]": None}
+    limiter.reload({"search": ToolRateLimit(2, 1)})
+    assert paused()["search"] == 540
+
+
 async def test_in_a_dry_run_nobody_waits(clock: FakeClock) -> None:
     limiter = drained(clock, max_wait=LONG)
     tasks = await waiting(limiter, 3)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -178,21 +179,20 @@ async def test_one_that_is_cancelled_releases_and_passes_that_on(
     async def search() -> None:
         await asyncio.sleep(LONG)
 
-    other = limiter.try_acquire("search")
+    other = ExitStack()
+    other.enter_context(limiter.try_acquire("search"))
     task = asyncio.create_task(search())
     if when != "before":
         await asyncio.sleep(0)
     if when == "running":
-        with other:
-            pass
+        other.close()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not is_free(limiter)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    with other:
-        pass
+    other.close()
     assert is_free(limiter)
 
 
@@ -313,6 +313,14 @@ def test_what_is_no_function_or_a_generator_is_refused_when_it_is_decorated(
 ) -> None:
     with pytest.raises(ConfigError, match="limit must decorate a function"):
         limiter.limit("search")(thing)
+
+
+@pytest.mark.parametrize("above", [staticmethod, classmethod])
+def test_what_is_decorated_in_the_wrong_order_is_told_the_right_one(
+    limiter: Limiter, above: Any
+) -> None:
+    with pytest.raises(ConfigError, match=f"write @{above.__name__} above it"):
+        limiter.limit("search")(above(len))
 
 
 def test_a_class_is_decorated_as_what_makes_its_objects(limiter: Limiter) -> None:

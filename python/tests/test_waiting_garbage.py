@@ -151,24 +151,25 @@ def test_an_exception_out_of_the_block_passes_and_releases(limiter: Limiter) -> 
     assert is_free(limiter)
 
 
-def test_a_decision_ends_once_however_often_it_is_entered(limiter: Limiter) -> None:
+def test_a_decision_ends_once_and_then_runs_no_other_call(limiter: Limiter) -> None:
     with limiter.try_acquire("search") as decision:
         with decision as same:
             assert same is decision
         # It has ended, and what comes of it now changes nothing.
         with limiter.try_acquire("search") as other:
             assert other
-            with decision:
-                assert not is_free(limiter)
+            with pytest.raises(RuntimeError, match="ask for another decision"), decision:
+                raise AssertionError
             assert not is_free(limiter)
     assert is_free(limiter)
 
 
 def test_a_rejected_decision_may_be_entered(limiter: Limiter) -> None:
     with limiter.try_acquire("search"):
-        with limiter.try_acquire("search") as rejected:
+        with limiter.try_acquire("search") as rejected, rejected:
             assert not rejected
-        assert not is_free(limiter)
+        with rejected:
+            assert not is_free(limiter)
     assert is_free(limiter)
 
 

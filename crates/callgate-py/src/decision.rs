@@ -1,10 +1,11 @@
 //! `Decision`.
 
 use std::ffi::CString;
-use std::sync::{Mutex, PoisonError};
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use callgate::{InFlight, Reason};
-use pyo3::exceptions::PyRuntimeWarning;
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
@@ -46,8 +47,29 @@ pub(crate) struct Decision {
     /// Never 0. None where the call was not refused, where no wait helps, and where no time can be told.
     #[pyo3(get)]
     pub(crate) retry_after: Option<f64>,
-    /// What counts the call as running.
-    running: Mutex<Option<Box<InFlight>>>,
+    running: Mutex<Run>,
+}
+
+/// Whether a limit counts the call as running.
+enum Run {
+    /// None does.
+    Uncounted,
+    Counted(Box<InFlight>),
+    Ended,
+}
+
+impl Run {
+    /// What counts the call as running, which it does no more.
+    fn end(&mut self) -> Option<Box<InFlight>> {
+        match mem::replace(self, Self::Ended) {
+            Self::Counted(running) => Some(running),
+            Self::Ended => None,
+            Self::Uncounted => {
+                *self = Self::Uncounted;
+                None
+            }
+        }
+    }
 }
 
 /// The reasons' names, in Python and in metrics.
@@ -90,8 +112,15 @@ impl Decision {
         ))
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        let decision = slf.get();
+        if matches!(*decision.lock(), Run::Ended) {
+            let tool = decision.tool.bind(slf.py()).to_string_lossy();
+            return Err(PyRuntimeError::new_err(format!(
+                "the call of tool '{tool}' that this decision is on has ended: ask for another decision"
+            )));
+        }
+        Ok(slf)
     }
 
     #[pyo3(signature = (*_error))]
@@ -131,23 +160,26 @@ impl Decision {
             reason: reason.map(reason_name),
             remaining,
             retry_after,
-            running: Mutex::new(running),
+            running: Mutex::new(running.map_or(Run::Uncounted, Run::Counted)),
         };
         Bound::new(py, decision)
     }
 
     /// The call does not run any more.
     fn end(&self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Dropped when nothing is locked: it has the next one run.
-        let _ended = running.take();
-        drop(running);
+        let ended = self.lock().end();
+        drop(ended);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Run> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn warn(&self, py: Python<'_>) {
         let message = format!(
-            "the decision on a call of tool '{}' was dropped before it was said that the call has ended: its limit \
-             counts running calls, so run the call in a `with` block of the decision\0",
+            "the decision on a call of tool '{}' was dropped while the call counted as running: a limit with \
+             max_concurrent holds for it, so run the call inside `with decision:`\0",
             self.tool.bind(py).to_string_lossy().replace('\0', "")
         );
         let message = CString::from_vec_with_nul(message.into_bytes()).unwrap_or_default();
@@ -174,7 +206,7 @@ impl Drop for Decision {
     /// Nobody can run the call any more: as if it had ended.
     fn drop(&mut self) {
         let running = self.running.get_mut();
-        let Some(running) = running.unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(running) = running.unwrap_or_else(PoisonError::into_inner).end() else {
             return;
         };
         Python::attach(|py| {

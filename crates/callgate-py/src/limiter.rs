@@ -55,6 +55,10 @@ pub(crate) struct LimitSnapshot {
     ///
     /// Where some do: those that are not full, and those that were not when last looked at.
     buckets: usize,
+    /// The seconds for which the limit is paused from now on; None where it is not.
+    ///
+    /// Of the default limit, the tool for which that is longest.
+    paused: Option<f64>,
 }
 
 #[pymethods]
@@ -62,10 +66,12 @@ impl LimitSnapshot {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let limit = self.limit.get().__repr__(py)?;
         let remaining = self.remaining.into_pyobject(py)?.repr()?;
+        let paused = self.paused.into_pyobject(py)?.repr()?;
         Ok(format!(
-            "LimitSnapshot(limit={limit}, remaining={}, buckets={})",
+            "LimitSnapshot(limit={limit}, remaining={}, buckets={}, paused={})",
             remaining.to_string_lossy(),
-            self.buckets
+            self.buckets,
+            paused.to_string_lossy()
         ))
     }
 }
@@ -358,6 +364,7 @@ impl Limiter {
                 limit: Py::new(py, ToolRateLimit { limit })?,
                 remaining: level.remaining,
                 buckets: level.buckets,
+                paused: level.paused.map(seconds),
             };
             snapshots.set_item(level.name, snapshot)?;
         }

@@ -314,4 +314,6 @@ pub struct Level<'a> {
     pub remaining: Option<u64>,
     /// How many buckets are not full, or were not when last looked at: 1 where nothing splits the limit.
     pub buckets: usize,
+    /// How long it is [paused](crate::Limiter::pause) from now on; of the default, the tool for which that is longest.
+    pub paused: Option<Duration>,
 }

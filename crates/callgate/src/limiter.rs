@@ -250,6 +250,7 @@ impl Limiter {
             limit: limited.limit.clone(),
             remaining: kept.is_none().then_some(remaining),
             buckets: kept.unwrap_or(1),
+            paused: limited.buckets.paused_for(now),
         })
     }
 

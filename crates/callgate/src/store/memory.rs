@@ -159,6 +159,12 @@ impl Buckets {
         pause.filter(|pause| pause.floor > self.bucket.reached(now).floor())
     }
 
+    /// How long the longest pause goes on.
+    pub(crate) fn paused_for(&self, now: u64) -> Option<Duration> {
+        let until = self.pauses().values().map(|pause| pause.until).max()?;
+        (until > now).then(|| Duration::from_nanos(until - now))
+    }
+
     /// Whether there are pauses that matter still.
     pub(crate) fn has_pauses(&self, now: u64) -> bool {
         let full = self.bucket.reached(now).floor();
