@@ -144,7 +144,7 @@ impl Run {
             what: What::Came,
         });
         let time = Duration::from_nanos(now);
-        let mut turn = Turn::default();
+        let mut turn = Turn::simulated();
         let polled = {
             let call = call(name, known.cost, &self.fields, arrival.values.iter());
             match self.limiter.try_acquire_at(&call, time) {
