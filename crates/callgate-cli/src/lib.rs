@@ -1,6 +1,8 @@
 //! The command `callgate`, as a function: the binary and the Python package's script both run it.
 
 mod check;
+mod simulate;
+mod table;
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -8,6 +10,10 @@ use std::io::{ErrorKind, Write};
 use clap::{Parser, Subcommand};
 
 use check::Check;
+use simulate::Simulate;
+
+/// The name of the default limit, as rejections say it.
+const DEFAULT: &str = "[default]";
 
 /// Admission control for AI agents' tool calls.
 #[derive(Parser)]
@@ -20,6 +26,7 @@ struct Callgate {
 #[derive(Subcommand)]
 enum Command {
     Check(Check),
+    Simulate(Simulate),
     /// Print the JSON Schema of a file of limits.
     Schema,
 }
@@ -57,6 +64,7 @@ impl Command {
     fn run(&self) -> Outcome {
         match self {
             Self::Check(check) => check.run(),
+            Self::Simulate(simulate) => simulate.run(),
             Self::Schema => Outcome {
                 out: callgate::config::schema(),
                 ..Outcome::default()

@@ -211,9 +211,10 @@ Admission control for AI agents' tool calls
 Usage: callgate <COMMAND>
 
 Commands:
-  check   Check a file of limits, and print the limits in force
-  schema  Print the JSON Schema of a file of limits
-  help    Print this message or the help of the given subcommand(s)
+  check     Check a file of limits, and print the limits in force
+  simulate  Run recorded calls under a file of limits, in simulated time
+  schema    Print the JSON Schema of a file of limits
+  help      Print this message or the help of the given subcommand(s)
 
 Options:
   -h, --help     Print help

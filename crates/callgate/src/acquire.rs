@@ -345,7 +345,8 @@ impl Limiter {
 pub struct Turn {
     /// When it came first, by the limiter's clock and by the machine's: a clock of the user's may stand still,
     /// and nobody is to wait for ever.
-    came: Option<(u64, Instant)>,
+    came: Option<(u64, Option<Instant>)>,
+    is_simulated: bool,
     /// Its number among all that came.
     arrival: u64,
     place: Option<Place>,
@@ -366,6 +367,16 @@ impl Turn {
         }
     }
 
+    /// A turn of a call in simulated time, which may pass more slowly than the machine's: only the times that
+    /// the call is asked at count.
+    #[must_use]
+    pub fn simulated() -> Self {
+        Self {
+            is_simulated: true,
+            ..Self::default()
+        }
+    }
+
     /// After what time to ask again.
     #[must_use]
     pub fn wait(&self) -> Duration {
@@ -374,7 +385,8 @@ impl Turn {
 
     fn come(&mut self, limiter: &Limiter, asked: Asked<'_, '_>) {
         if self.came.is_none() {
-            self.came = Some((asked.now, Instant::now()));
+            let started = (!self.is_simulated).then(Instant::now);
+            self.came = Some((asked.now, started));
             self.arrival = limiter.arrivals.fetch_add(1, Ordering::Relaxed);
         }
         // It may be at a limit that does not hold for the call any more.
@@ -388,8 +400,8 @@ impl Turn {
     /// How long it has been waiting. By the machine's clock that is somewhat more, which is read later.
     fn waited(&self, now: u64) -> u64 {
         self.came.map_or(0, |(came, started)| {
-            let at_least = nanos(started.elapsed()).saturating_sub(CLAIM);
-            now.saturating_sub(came).max(at_least)
+            let at_least = started.map_or(0, |started| nanos(started.elapsed()));
+            now.saturating_sub(came).max(at_least.saturating_sub(CLAIM))
         })
     }
 }
@@ -622,5 +634,28 @@ impl Obstacle {
     /// Never is longer than any time, and what nobody can tell is shorter.
     fn length(&self) -> (bool, Option<Duration>) {
         (self.reason == Reason::Cost, self.wait)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Limit;
+
+    /// However slowly a simulation runs, its calls wait as long as it says.
+    #[test]
+    fn in_simulated_time_the_machines_clock_does_not_count() {
+        let limit = Limit::per_second(1).max_wait(MAX_WAIT);
+        let limiter = Limiter::builder().limit("search", limit).build();
+        let limiter = limiter.expect("a limit in range");
+        let call = Call::new("search");
+        let second = Duration::from_secs(1);
+        assert!(limiter.try_acquire_at(&call, second).is_admitted());
+        for (mut turn, reads_the_clock) in [(Turn::simulated(), false), (Turn::default(), true)] {
+            let polled = limiter.poll_acquire_at(&call, &mut turn, Waker::noop(), second);
+            assert!(polled.is_pending());
+            let (came, started) = turn.came.expect("it came");
+            assert_eq!((came, started.is_some()), (nanos(second), reads_the_clock));
+        }
     }
 }

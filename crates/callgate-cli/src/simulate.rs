@@ -1,0 +1,155 @@
+//! `callgate simulate`: what a file of limits would have done to calls that were made.
+
+mod lines;
+mod overview;
+mod progress;
+mod report;
+mod run;
+mod runs;
+mod stats;
+mod trace;
+
+use std::cmp::Reverse;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use callgate::{Limit, Limiter, LimiterBuilder};
+use clap::Args;
+
+use crate::table::shown;
+use crate::{DEFAULT, Outcome};
+use overview::{Counts, Overview};
+use report::{Report, Row};
+use trace::Trace;
+
+/// Run recorded calls under a file of limits, in simulated time.
+///
+/// The calls are decided by the same code as live ones, waiting included. Prints for each limit and tool
+/// what was admitted, what waited and what was rejected, and the busiest second and minute.
+///
+/// Exits with 0 if the trace was run, and with 1 if the file or the trace is not good.
+#[derive(Args)]
+pub(crate) struct Simulate {
+    /// The file of limits, in TOML.
+    file: PathBuf,
+    /// The calls, as JSON lines or CSV; - for the standard input.
+    trace: PathBuf,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Leave lines out that cannot be read, instead of stopping at the first.
+    #[arg(long)]
+    skip_bad: bool,
+}
+
+impl Simulate {
+    pub(crate) fn run(&self) -> Outcome {
+        self.outcome().unwrap_or_else(|error| Outcome {
+            code: 1,
+            err: format!("error: {error}\n"),
+            ..Outcome::default()
+        })
+    }
+
+    fn outcome(&self) -> Result<Outcome, String> {
+        let limits = Limits::read(&self.file)?;
+        let fields: Arc<[String]> = limits.fields().into();
+        let mut trace = Trace::open(&self.trace, Arc::clone(&fields), self.skip_bad)?;
+        let start = || Ok(Overview::new(limits.limiter()?, Arc::clone(&fields)));
+        let mut overview = trace.pass(start, Overview::arrive)?;
+        overview.finish();
+        let report = self.report(&limits, &trace, &overview.counts)?;
+        Ok(Outcome {
+            code: 0,
+            out: if self.json {
+                report.json()
+            } else {
+                report.tables()
+            },
+            err: self.warnings(&limits, &trace),
+        })
+    }
+
+    fn report(&self, limits: &Limits, trace: &Trace, counts: &Counts) -> Result<Report, String> {
+        let has_durations = trace.has_durations;
+        let rows = limits.0.iter().zip(&counts.limits);
+        let rows = rows.map(|((name, _), (_, tally))| Row::new(name, tally, has_durations));
+        let tools = trace.tools.names().iter().zip(&counts.tools);
+        let tools = tools.map(|(name, tool)| Row::new(name, &tool.tally, has_durations));
+        let mut tools: Vec<_> = tools.collect();
+        tools.sort_by_key(|tool| Reverse(tool.calls));
+        let calls = tools.iter().map(|tool| tool.calls).sum();
+        if calls == 0 {
+            return Err(format!("{}: there is no call in it", trace.name));
+        }
+        Ok(Report {
+            file: self.file.to_string_lossy().into_owned(),
+            trace: self.trace.to_string_lossy().into_owned(),
+            calls,
+            seconds: report::seconds(counts.length),
+            skipped: trace.skipped.lines,
+            limits: rows.collect(),
+            tools,
+        })
+    }
+
+    fn warnings(&self, limits: &Limits, trace: &Trace) -> String {
+        let mut warnings = String::new();
+        if limits.1 {
+            let _ = writeln!(
+                warnings,
+                "warning: {} says dry_run = true; the calls were run as if it did not",
+                shown(&self.file.to_string_lossy())
+            );
+        }
+        if let Some(first) = &trace.skipped.first {
+            let lines = trace.skipped.lines;
+            let _ = writeln!(
+                warnings,
+                "warning: {}: {lines} left out that cannot be read, the first of them {first}",
+                trace.name
+            );
+        }
+        warnings
+    }
+}
+
+/// The limits of a file by name, the default last; and whether they are not in force.
+struct Limits(Vec<(String, Limit)>, bool);
+
+impl Limits {
+    fn read(path: &Path) -> Result<Self, String> {
+        let limiter = Limiter::from_file(path).map_err(|error| error.to_string())?;
+        let limits = limiter.snapshot().into_iter();
+        let limits = limits.map(|level| (level.name.to_owned(), level.limit));
+        Ok(Self(limits.collect(), limiter.is_dry_run()))
+    }
+
+    /// All fields that split any of them.
+    fn fields(&self) -> Vec<String> {
+        let mut fields = Vec::new();
+        for field in self.0.iter().flat_map(|(_, limit)| limit.split_by()) {
+            if field != "tool" && !fields.contains(field) {
+                fields.push(field.clone());
+            }
+        }
+        fields
+    }
+
+    fn limiter(&self) -> Result<Limiter, String> {
+        let limits = self.0.iter();
+        let limits = limits.fold(Limiter::builder(), |limits, (name, limit)| {
+            with(limits, name, limit.clone())
+        });
+        limits.build().map_err(|error| error.to_string())
+    }
+}
+
+fn with(limits: LimiterBuilder, name: &str, limit: Limit) -> LimiterBuilder {
+    if name == DEFAULT {
+        limits.default_limit(limit)
+    } else {
+        limits.limit(name, limit)
+    }
+}

@@ -1,0 +1,122 @@
+//! What happens to a trace under all limits of a file.
+
+use std::sync::Arc;
+
+use callgate::{Limit, Limiter, Reason};
+
+use super::run::{Event, Run, What};
+use super::stats::Tally;
+use super::trace::{Arrival, Tools};
+
+/// Runs the trace, and counts.
+pub(crate) struct Overview {
+    run: Run,
+    pub(crate) counts: Counts,
+}
+
+pub(crate) struct Counts {
+    pub(crate) limits: Vec<(Limit, Tally)>,
+    /// By the number of a tool.
+    pub(crate) tools: Vec<Tool>,
+    /// The places of limits, by the numbers of their names.
+    places: Vec<Option<usize>>,
+    /// Nanoseconds from the first call to the last.
+    pub(crate) length: u64,
+}
+
+/// A tool, and the limits that hold for it.
+pub(crate) struct Tool {
+    limits: Vec<usize>,
+    may_wait: bool,
+    pub(crate) tally: Tally,
+}
+
+impl Overview {
+    pub(crate) fn new(limiter: Limiter, fields: Arc<[String]>) -> Self {
+        let levels = limiter.snapshot();
+        let names = limiter.names(0);
+        let place = |name: &str| levels.iter().position(|level| level.name == name);
+        let counts = Counts {
+            places: names.map(place).collect(),
+            limits: levels
+                .into_iter()
+                .map(|level| (level.limit, Tally::default()))
+                .collect(),
+            tools: Vec::new(),
+            length: 0,
+        };
+        Self {
+            run: Run::new(limiter, fields),
+            counts,
+        }
+    }
+
+    pub(crate) fn arrive(&mut self, tools: &Tools, arrival: &Arrival<'_>) {
+        let names = tools.names();
+        while self.counts.tools.len() <= arrival.tool {
+            let name = &names[self.counts.tools.len()];
+            let limiter = self.run.limiter();
+            let tool = self.counts.tool(limiter, name);
+            self.counts.tools.push(tool);
+        }
+        let counts = &mut self.counts;
+        counts.length = arrival.now;
+        let may_wait = counts.tools[arrival.tool].may_wait;
+        let name = &names[arrival.tool];
+        self.run
+            .arrive(arrival, name, may_wait, &mut |event| counts.hear(event));
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.run.finish(&mut |event| self.counts.hear(event));
+    }
+}
+
+impl Counts {
+    fn tool(&self, limiter: &Limiter, name: &str) -> Tool {
+        let snapshot = limiter.limits_of(name);
+        let numbers = snapshot
+            .iter()
+            .filter_map(|limit| limiter.names(0).position(|name| name == *limit));
+        let limits: Vec<usize> = numbers.filter_map(|number| self.places[number]).collect();
+        let may_wait = limits
+            .iter()
+            .any(|&limit| !self.limits[limit].0.longest_wait().is_zero());
+        Tool {
+            limits,
+            may_wait,
+            tally: Tally::default(),
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        let Event { now, call, what } = event;
+        let tool = &mut self.tools[call.tool];
+        match what {
+            What::Came => tool.tally.came(now, 1),
+            What::Admitted { waited } => tool.tally.admitted(now, 1, waited),
+            What::Rejected { waited, reason, .. } => {
+                tool.tally.rejected(waited, reason == Reason::Cost);
+            }
+            What::Ended => tool.tally.ended(),
+        }
+        for &place in &tool.limits {
+            let (limit, tally) = &mut self.limits[place];
+            let tokens = call.cost.map_or(limit.default_cost(), u64::from);
+            match what {
+                What::Came => tally.came(now, tokens),
+                What::Admitted { waited } => tally.admitted(now, tokens, waited),
+                What::Rejected {
+                    waited,
+                    limit,
+                    reason,
+                } => {
+                    if self.places[limit] == Some(place) {
+                        tally.rejected(waited, reason == Reason::Cost);
+                    }
+                }
+                What::Ended => tally.ended(),
+            }
+        }
+    }
+}

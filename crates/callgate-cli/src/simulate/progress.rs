@@ -1,0 +1,62 @@
+//! A bar, where a person looks and has to wait.
+
+use std::fs::File;
+use std::io::{IsTerminal, stderr};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Less than so many bytes are read before anybody wonders.
+const LONG: u64 = 32 << 20;
+
+/// How often the bar moves, in calls, where they come one by one.
+const STEP: u64 = 8_192;
+
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    passes: u64,
+    calls: u64,
+}
+
+impl Progress {
+    pub(crate) fn new(file: &File) -> Self {
+        let is_long = file.metadata().is_ok_and(|file| file.len() >= LONG);
+        let bar = if is_long && stderr().is_terminal() {
+            let style = ProgressStyle::with_template("{msg} {wide_bar} {percent}% {eta} left");
+            ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        } else {
+            ProgressBar::hidden()
+        };
+        Self {
+            bar,
+            passes: 0,
+            calls: 0,
+        }
+    }
+
+    /// Starts to read from the beginning.
+    pub(crate) fn start(&mut self, length: u64) {
+        self.passes += 1;
+        self.calls = 0;
+        self.bar.set_length(length);
+        self.bar.reset();
+        self.bar.set_message(format!("pass {}", self.passes));
+    }
+
+    pub(crate) fn reached(&self, position: u64) {
+        self.bar.set_position(position);
+    }
+
+    pub(crate) fn one(&mut self) {
+        self.calls += 1;
+        if self.calls.is_multiple_of(STEP) {
+            self.bar.set_position(self.calls);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
