@@ -87,7 +87,7 @@ clean: ## remove everything that was built
 
 $(VENV)/.made:
 	@command -v cargo >/dev/null || \
-	    { echo "callgate needs Rust 1.88 or newer: there is no cargo on the PATH" >&2; exit 1; }
+	    { echo "callgate needs Rust 1.89 or newer: there is no cargo on the PATH" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 	    { echo "callgate needs Python 3.10 or newer, and $(PYTHON) is missing or older: make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \

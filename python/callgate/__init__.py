@@ -18,10 +18,11 @@ Example:
     True
 """
 
+import atexit
 import os
 
 from callgate import _callgate
-from callgate._callgate import Decision, LimitSnapshot, ToolRateLimit, __version__
+from callgate._callgate import Decision, LimitSnapshot, ToolRateLimit, Trace, __version__
 from callgate._errors import CallgateError, ConfigError, RateLimitExceeded, StoreError
 from callgate._limiter import Limiter
 
@@ -30,6 +31,8 @@ if hasattr(os, "register_at_fork"):
     # the one thread: none of the parent's others waits in it, or runs calls.
     os.register_at_fork(after_in_child=_callgate.reset_decision_counts)
     os.register_at_fork(after_in_child=_callgate.after_fork)
+
+atexit.register(_callgate.flush_traces)
 
 __all__ = [
     "CallgateError",
@@ -40,5 +43,6 @@ __all__ = [
     "RateLimitExceeded",
     "StoreError",
     "ToolRateLimit",
+    "Trace",
     "__version__",
 ]

@@ -3,6 +3,7 @@
 from asyncio import Future
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from threading import Lock
 from types import EllipsisType
 from typing import Any, Literal, SupportsIndex, final
@@ -15,10 +16,13 @@ __all__ = [
     "LimitSnapshot",
     "Limiter",
     "ToolRateLimit",
+    "Trace",
+    "TracedCall",
     "Turn",
     "__version__",
     "after_fork",
     "decision_counts",
+    "flush_traces",
     "main",
     "reset_decision_counts",
     "restore_decision",
@@ -468,6 +472,7 @@ class Limiter:
         context: Any,
         find: Callable[[Any, tuple[str, ...]], Mapping[str, str | int | None]],
         cost: SupportsIndex | None = None,
+        traced: TracedCall | None = None,
     ) -> Decision | Turn | None: ...
     def _begin(
         self,
@@ -483,6 +488,75 @@ class Limiter:
         max_wait: float | None,
         fields: Mapping[str, str | int | None],
     ) -> None: ...
+
+@final
+class Trace:
+    """A file to which a line of JSON is added for each call that has ended: for `callgate simulate`.
+
+    ``{"time":1764489600.25,"tool":"crm_search","fields":{"tenant":"9f86d081884c7d65"},"duration":0.032,"outcome":"ok"}``
+
+    A thread writes it, some 20 ms after a call has ended. No call waits for it: at most 8,192 lines and 8 MiB of
+    them wait to be written, and what comes beyond that, or while the file cannot be written, is dropped and
+    counted, and a warning is logged. Several traces and processes may write one file: lines stay whole. A forked
+    child goes on with a thread of its own. What is left is written when Python ends; before `os._exit`, as
+    `multiprocessing` ends its workers, `flush` it.
+
+    Args:
+        path: The file; what is in it stays.
+        plain_fields: Whether to write the values of fields as they are. By default they are the first 16 hex
+            digits of their SHA-256, the same in every process: no secret, since whoever guesses a value can
+            tell that it is right.
+        rotate_at: How large the file may grow in bytes, 4,096 or more. Then it is renamed to end in ``.1``, older ones
+            move on to ``.2`` and so forth, and a new one is begun.
+        keep: How many older files are kept, from 1 to 1,000.
+
+    Raises:
+        ConfigError: If the file cannot be written or is no plain file, or a value is not what it should be.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from callgate import Trace
+        >>> with TemporaryDirectory() as folder:
+        ...     trace = Trace(Path(folder, "calls.jsonl"))
+        ...     # ToolRateLimitMiddleware(limits, trace=trace), and run the agent; then:
+        ...     trace.flush(), trace.dropped
+        (True, 0)
+    """
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        *,
+        plain_fields: bool = False,
+        rotate_at: SupportsIndex = 67108864,
+        keep: SupportsIndex = 8,
+    ) -> Self: ...
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def dropped(self) -> int:
+        """How many calls of this process have no line, since more ended than could be written, or none could."""
+
+    def flush(self) -> bool:
+        """Has all be written whose call has ended by now, and waits for that, no longer than 5 s.
+
+        Returns:
+            Whether it was done by then: written, or dropped and counted.
+        """
+
+@final
+class TracedCall:
+    """A call that is traced. It is asked for when `Limiter._admit` is given it."""
+
+    def __new__(cls, trace: Trace) -> Self: ...
+    def decided(self, *, admitted: bool, waited: bool) -> None:
+        """It runs from now on, or it does not, after it has waited for its turn, if it has."""
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """It has ended: well, by an error, or cancelled by what is no `Exception`."""
 
 @final
 class Turn:
@@ -526,6 +600,7 @@ class Home:
 
 def after_fork() -> None: ...
 def decision_counts() -> list[tuple[str, str | None, str, int]]: ...
+def flush_traces() -> None: ...
 def main(argv: Sequence[str]) -> int: ...
 def reset_decision_counts() -> None: ...
 def restore_decision(

@@ -15,6 +15,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
+from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 try:
@@ -31,7 +32,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from callgate._callgate import Decision, ToolRateLimit, Turn
+from callgate._callgate import Decision, ToolRateLimit, Trace, TracedCall, Turn
 from callgate._errors import ConfigError, RateLimitExceeded, describe
 from callgate._limiter import Limiter, wait
 from callgate._retry_after import retry_after
@@ -81,6 +82,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         cost: Callable[[FunctionInvocationContext], int | None] | None = None,
         on_rejected: OnRejected = "result",
         pause_on_retry_after: bool = False,
+        trace: Trace | str | PathLike[str] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Makes the middleware, and a limiter of its own unless it is given one.
@@ -112,6 +114,12 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 ``response`` that has ``status_code`` and ``headers``, as of httpx, requests and the
                 SDKs built on them, or an error that wraps one. The error goes on as before. Tools of MCP
                 servers do not pause: their SDK passes no ``Retry-After`` on.
+            trace: A trace, or the file of one, to which a line is added for each call once it has ended: the
+                time, the tool, the fields and the cost, how long it waited and ran, and ``"ok"``, ``"error"``
+                (it raised one), ``"cancelled"`` or ``"rejected"``. With a trace, `fields` is asked for each
+                call; by default the fields are those that limits are split by. In a dry run the line says
+                what became of the call. A call that is not decided on has no line, nor has one that is
+                charged further out, where the limiter is registered twice: its line is written there.
             clock: The time in seconds, for tests; as in `Limiter`, and not beside one.
 
         Raises:
@@ -145,6 +153,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 raise ConfigError(
                     f"{name} must be a plain function, since a decision waits for nothing, got {given!r}"
                 )
+        self._trace = _trace(trace)
         self._limiter = limits
         self._admit = limits._admit
         self._find = _find_fields if fields is None else _find_by(fields)
@@ -170,6 +179,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         """
         metadata = context.metadata
         held: Decision | None = None
+        traced: TracedCall | None = None
         receipt = metadata.get(self._key)
         if receipt is not None and _is_for(receipt):
             # The innermost ends the call: an attempt from further out is another one.
@@ -180,13 +190,17 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 metadata.pop("rate_limit", None)
             name = context.function.name
             try:
-                begun = (
-                    self._admit(name, context, self._find)
-                    if self._cost is None
-                    else self._admit(name, context, self._find, self._cost(context))
-                )
-                if begun is not None:
-                    held = await wait(begun) if isinstance(begun, Turn) else begun
+                if self._trace is not None:
+                    traced = TracedCall(self._trace)
+                    held = await self._decide(context, traced)
+                else:
+                    begun = (
+                        self._admit(name, context, self._find)
+                        if self._cost is None
+                        else self._admit(name, context, self._find, self._cost(context))
+                    )
+                    if begun is not None:
+                        held = await wait(begun) if isinstance(begun, Turn) else begun
             except Exception as error:
                 # The framework says no more of it than "Function failed.", to the model.
                 _log_failure(name, error)
@@ -199,23 +213,49 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                     return
         # Kept while the call runs, for `_is_for` to find.
         charged = metadata[self._key] = [held]
-        if held is None and not self._pauses:
+        if held is None and not self._pauses and traced is None:
             await call_next()
         else:
             with held or nullcontext():
-                await self._run(context.function.name, call_next)
+                await self._run(context.function.name, call_next, traced)
         del charged
 
-    async def _run(self, name: str, call_next: Callable[[], Awaitable[None]]) -> None:
-        """Runs a call, and pauses its tool where the service behind it asks for that."""
+    async def _decide(
+        self, context: FunctionInvocationContext, traced: TracedCall
+    ) -> Decision | None:
+        """The decision on a call that is traced, where it is to be looked at."""
+        cost = None if self._cost is None else self._cost(context)
+        try:
+            begun = self._admit(context.function.name, context, self._find, cost, traced)
+            decision = await wait(begun) if isinstance(begun, Turn) else begun
+        except BaseException as error:
+            traced.ended(error)
+            raise
+        waited = isinstance(begun, Turn)
+        traced.decided(admitted=decision is None or decision.admitted, waited=waited)
+        return decision
+
+    async def _run(
+        self, name: str, call_next: Callable[[], Awaitable[None]], traced: TracedCall | None
+    ) -> None:
+        """Runs a call, traces its end, and pauses its tool where the service behind it asks for that."""
         try:
             await call_next()
-        except Exception as error:
-            if self._pauses and (seconds := retry_after(error)) is not None:
+        except BaseException as error:
+            if traced is not None:
+                # A call may end the loop of tools by this, and has not failed.
+                traced.ended(None if isinstance(error, MiddlewareTermination) else error)
+            if (
+                self._pauses
+                and isinstance(error, Exception)
+                and (seconds := retry_after(error)) is not None
+            ):
                 # A tool without a limit has nothing to pause.
                 with suppress(ConfigError):
                     self._limiter.pause(name, seconds)
             raise
+        if traced is not None:
+            traced.ended()
 
     async def _reject(self, context: FunctionInvocationContext, decision: Decision) -> None:
         context.metadata["rate_limit"] = decision
@@ -233,6 +273,15 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
                 result = await result
             if result is not None:
                 context.result = [result] if isinstance(result, Content) else result
+
+
+def _trace(trace: Trace | str | PathLike[str] | None) -> Trace | None:
+    if trace is None or isinstance(trace, Trace):
+        return trace
+    # Its type says so, but not everybody checks types.
+    if not isinstance(trace, (str, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"trace must be a Trace or a file's path, got {trace!r}")
+    return Trace(trace)
 
 
 def _log_failure(tool: str, error: Exception) -> None:

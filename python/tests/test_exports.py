@@ -28,8 +28,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 STUB = ast.parse((PACKAGE / "_callgate.pyi").read_text())
 STUB_CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
 PUBLIC = [name for name in STUB_CLASSES if name in callgate.__all__]
-INTERNAL = {"Home", "Turn"}
-"""What the package itself waits with."""
+INTERNAL = {"Home", "TracedCall", "Turn"}
+"""What the package itself waits with, and traces."""
 
 
 def defined(body: list[ast.stmt]) -> dict[str, ast.stmt]:

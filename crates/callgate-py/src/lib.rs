@@ -11,6 +11,7 @@ mod limit;
 mod limiter;
 mod logging;
 mod seconds;
+mod trace;
 mod turn;
 
 use std::convert::Infallible;
@@ -34,6 +35,8 @@ mod _callgate {
     use crate::limit::{ToolRateLimit, restore_limit};
     #[pymodule_export]
     use crate::limiter::{LimitSnapshot, Limiter};
+    #[pymodule_export]
+    use crate::trace::{Trace, TracedCall, flush_traces};
     #[pymodule_export]
     use crate::turn::{Home, Turn, after_fork};
     #[pymodule_export]

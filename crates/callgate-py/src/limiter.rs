@@ -23,6 +23,7 @@ use crate::counts::Counts;
 use crate::decision::Decision;
 use crate::limit::{ToolRateLimit, time, wait, whole};
 use crate::seconds::{nanos, seconds, seconds_until};
+use crate::trace::TracedCall;
 use crate::turn::{CallParts, Turn};
 use crate::{Argument, config_error, of_kind, refusal};
 
@@ -111,7 +112,7 @@ impl Limiter {
             builder = builder.default_limit(limit_of("default", default)?);
         }
         if let Argument::Given(dry_run) = &dry_run {
-            builder = builder.dry_run(truth(dry_run)?);
+            builder = builder.dry_run(truth("dry_run", dry_run)?);
         }
         Self::build(limits.py(), builder, clock)
     }
@@ -215,15 +216,16 @@ impl Limiter {
     ///
     /// That is its decision, where it was rejected or would have been, or where it is to be held while the call
     /// runs; or its turn, where it is to wait. Most calls are admitted, and most front ends then look no
-    /// further. `find(context, names)` is asked for the call's fields where a limit needs some. Without a cost it
-    /// is what the limits say.
-    #[pyo3(signature = (tool, context, find, cost=None))]
+    /// further. `find(context, names)` is asked for the call's fields where a limit needs some, or it is traced.
+    /// Without a cost it is what the limits say.
+    #[pyo3(signature = (tool, context, find, cost=None, traced=None))]
     fn _admit<'py>(
         slf: &Bound<'py, Self>,
         tool: &Bound<'py, PyAny>,
         context: &Bound<'py, PyAny>,
         find: &Bound<'py, PyAny>,
         cost: Option<&Bound<'py, PyAny>>,
+        traced: Option<&Bound<'py, TracedCall>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let limiter = slf.get();
         let tool = named(tool)?;
@@ -232,12 +234,15 @@ impl Limiter {
             max_wait: None,
             fields: Vec::new(),
         };
-        if limiter.split.load(Ordering::Relaxed) {
+        if traced.is_some() || limiter.split.load(Ordering::Relaxed) {
             let needed = limiter.core.fields_of(&tool.to_string_lossy());
-            if !needed.is_empty() {
+            if traced.is_some() || !needed.is_empty() {
                 let needed = PyTuple::new(slf.py(), needed)?;
                 call.fields = values(tool, &dict(find.call1((context, needed))?)?)?;
             }
+        }
+        if let Some(traced) = traced {
+            traced.get().begin(&call.call(&tool.to_string_lossy()));
         }
         let decided = limiter.ask_first(tool, &call, |asked| match &asked.decision {
             Core::Admitted(permit) if !permit.is_special() => None,
@@ -336,7 +341,7 @@ impl Limiter {
         };
         let dry_run = match &dry_run {
             Argument::Default => None,
-            Argument::Given(dry_run) => Some(truth(dry_run)?),
+            Argument::Given(dry_run) => Some(truth("dry_run", dry_run)?),
         };
         self.put_in_force(py, || {
             let builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
@@ -760,10 +765,10 @@ fn read(py: Python<'_>, path: PathBuf) -> PyResult<LimiterBuilder> {
     builder.map_err(|error| config_error(py, error.to_string()))
 }
 
-fn truth(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+pub(crate) fn truth(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     match value.cast::<PyBool>() {
         Ok(truth) => Ok(truth.is_true()),
-        Err(_) => Err(refusal(value, "dry_run must be True or False")),
+        Err(_) => Err(refusal(value, &format!("{name} must be True or False"))),
     }
 }
 

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::bucket::{Fill, MAX_NANOS};
 use crate::clock::nanos;
 use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rest};
-use crate::limiter::overruled;
+use crate::limiter::{decided, overruled};
 use crate::rules::{Limited, Rules};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all};
 use crate::waiting::{CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
@@ -62,13 +62,14 @@ impl Limiter {
     }
 
     async fn wait(&self, call: &Call<'_>, max_wait: Option<Duration>) -> Decision<'_> {
-        let decision = self.try_acquire(call);
+        let mut traced = self.traced(call);
+        let decision = self.decide(call, || self.clock.now());
         if decision.is_admitted() {
-            return decision;
+            return decided(decision, traced);
         }
         let mut turn = Turn::of(None, max_wait);
         let mut timer: Option<Delay> = None;
-        poll_fn(|context| {
+        let decision = poll_fn(|context| {
             turn.home = HERE.try_with(Home::clone).ok();
             loop {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
@@ -86,7 +87,11 @@ impl Limiter {
                 }
             }
         })
-        .await
+        .await;
+        if let Some(traced) = traced.as_mut().filter(|_| timer.is_some()) {
+            traced.waited();
+        }
+        decided(decision, traced)
     }
 
     /// What [`acquire`](Self::acquire) is made of, for front ends that have timers of their own: decides, or
@@ -544,7 +549,14 @@ impl Counter<'_, '_, '_> {
             self.leave(turn, true);
         }
         self.settle();
-        (!running.is_empty()).then(|| Box::new(Rest::Running(InFlight(running))))
+        let in_flight = (!running.is_empty()).then(|| InFlight {
+            running,
+            ..InFlight::default()
+        })?;
+        Some(Box::new(Rest {
+            in_flight: Some(in_flight),
+            ..Rest::default()
+        }))
     }
 
     /// Takes a call out of its line.

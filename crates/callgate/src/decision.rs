@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::Limit;
 use crate::bucket::Fill;
 use crate::names::same;
+use crate::trace::Traced;
 use crate::waiting::Running;
 
 /// A tool's call: its name, its fields and its cost.
@@ -75,6 +76,11 @@ impl<'a> Call<'a> {
     #[inline]
     pub(crate) fn given_cost(&self) -> Option<u64> {
         self.cost.map(NonZeroU64::get)
+    }
+
+    #[cfg(feature = "trace")]
+    pub(crate) fn fields(&self) -> &[(&'a str, &'a str)] {
+        &self.fields
     }
 
     #[inline]
@@ -145,15 +151,20 @@ pub struct Permit<'a> {
 }
 
 /// What few permits have.
-#[derive(Debug)]
-pub(crate) enum Rest<'a> {
-    Overruled(Rejection<'a>),
-    Running(InFlight),
+#[derive(Debug, Default)]
+pub(crate) struct Rest<'a> {
+    pub(crate) overruled: Option<Rejection<'a>>,
+    pub(crate) in_flight: Option<InFlight>,
 }
 
-/// Counts a call as running, under all its limits that say how many may, until it is dropped.
-#[derive(Debug)]
-pub struct InFlight(#[expect(dead_code, reason = "held")] pub(crate) SmallVec<[Running; 1]>);
+/// Counts a call as running, under all its limits that say how many may, until it is dropped; and then its
+/// line is written, where the limiter has a trace.
+#[derive(Debug, Default)]
+pub struct InFlight {
+    #[expect(dead_code, reason = "held")]
+    pub(crate) running: SmallVec<[Running; 1]>,
+    pub(crate) traced: Option<Traced>,
+}
 
 impl<'a> Permit<'a> {
     #[inline]
@@ -176,28 +187,30 @@ impl<'a> Permit<'a> {
     #[inline]
     #[must_use]
     pub fn overruled(&self) -> Option<&Rejection<'a>> {
-        match self.rest.as_deref() {
-            Some(Rest::Overruled(rejection)) => Some(rejection),
-            _ => None,
+        self.rest.as_deref()?.overruled.as_ref()
+    }
+
+    /// Ends a call that has failed: as dropping it does, but for the line in a trace, which says `"error"`.
+    pub fn failed(self) {
+        if let Some(traced) = self.in_flight().and_then(|mut call| call.traced.take()) {
+            traced.failed();
         }
     }
 
     /// Whether it says more than that the call may run: what would have refused it, or that it counts as
-    /// running.
+    /// running or is traced.
     #[inline]
     #[must_use]
     pub fn is_special(&self) -> bool {
         self.rest.is_some()
     }
 
-    /// What counts the call as running, where a limit says how many may: to be held without the limiter.
+    /// What counts the call as running, where a limit says how many may or it is traced: to be held without
+    /// the limiter.
     #[inline]
     #[must_use]
     pub fn in_flight(self) -> Option<InFlight> {
-        match self.rest.map(|rest| *rest) {
-            Some(Rest::Running(running)) => Some(running),
-            _ => None,
-        }
+        self.rest?.in_flight
     }
 }
 

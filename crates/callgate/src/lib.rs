@@ -37,6 +37,8 @@ mod names;
 mod rate;
 mod rules;
 mod store;
+#[cfg_attr(not(feature = "trace"), path = "trace/off.rs")]
+mod trace;
 mod waiting;
 
 pub use acquire::Turn;
@@ -46,4 +48,6 @@ pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST, MAX_WAIT};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
+#[cfg(feature = "trace")]
+pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};

@@ -22,6 +22,7 @@ use crate::decision::{
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Draw, Moved, Verdict, draw_all, draw_each};
+use crate::trace::{Trace, Traced};
 use crate::waiting::Wakes;
 use crate::{ConfigError, Limit};
 
@@ -53,6 +54,7 @@ pub struct Limiter {
     pub(crate) secret: Secret,
     /// How many calls came to wait.
     pub(crate) arrivals: AtomicU64,
+    pub(crate) trace: Option<Trace>,
 }
 
 /// A decision in a place of its own: with one place for both ways, the short one goes through memory too.
@@ -87,6 +89,7 @@ impl Limiter {
         LimiterBuilder {
             config: Config::default(),
             clock: None,
+            trace: None,
         }
     }
 
@@ -96,12 +99,15 @@ impl Limiter {
     /// none.
     #[inline(always)]
     pub fn try_acquire(&self, call: &Call<'_>) -> Decision<'_> {
+        if self.trace.is_some() {
+            return self.decide_traced(call).0;
+        }
         self.decide(call, || self.clock.now())
     }
 
     /// The same at a time of the caller's: `elapsed` since the limiter was made, at most 2^63 - 1 ns.
     ///
-    /// For simulated time. Nothing is taken back when `elapsed` is less than before.
+    /// For simulated time, which is not traced. Nothing is taken back when `elapsed` is less than before.
     #[inline]
     pub fn try_acquire_at(&self, call: &Call<'_>, elapsed: Duration) -> Decision<'_> {
         self.decide(call, || nanos(elapsed))
@@ -128,7 +134,7 @@ impl Limiter {
     /// name it starts full.
     ///
     /// # Errors
-    /// When something is not allowed, as for [`LimiterBuilder::build`], or a clock is given: the limits
+    /// When something is not allowed, as for [`LimiterBuilder::build`], or a clock or trace is given: the limits
     /// before then stay in force, untouched.
     ///
     /// ```
@@ -163,10 +169,16 @@ impl Limiter {
         limits: LimiterBuilder,
         now: &dyn Fn() -> u64,
     ) -> Result<(), ConfigError> {
-        let LimiterBuilder { config, clock } = limits;
-        if clock.is_some() {
-            let allowed = "given when the limiter is made";
-            return Err(ConfigError::new("clock", allowed, "one for a reload"));
+        let LimiterBuilder {
+            config,
+            clock,
+            trace,
+        } = limits;
+        for (name, is_given) in [("clock", clock.is_some()), ("trace", trace.is_some())] {
+            if is_given {
+                let allowed = "given when the limiter is made";
+                return Err(ConfigError::new(name, allowed, "one for a reload"));
+            }
         }
         let mut wakes = Wakes::default();
         let old = self.current.hold();
@@ -303,6 +315,18 @@ impl Limiter {
         let decided = self.decide_by(&rules, &route.limits, Some(route.number), call, time);
         self.current.keep(rules);
         decided.unwrap_or_else(|| self.decide_apart(call, now).0)
+    }
+
+    #[inline(never)]
+    fn decide_traced(&self, call: &Call<'_>) -> Apart<'_> {
+        let traced = self.traced(call);
+        let decision = self.decide(call, || self.clock.now());
+        Apart(decided(decision, traced))
+    }
+
+    /// Begins a call's line, if there is a trace.
+    pub(crate) fn traced(&self, call: &Call<'_>) -> Option<Traced> {
+        self.trace.as_ref().map(|trace| trace.begin(call))
     }
 
     /// Decides in any case; asks again where it met buckets that had moved.
@@ -489,13 +513,33 @@ fn verdict(
     }
 }
 
+/// A decision whose line is written when the call has ended, where it is traced.
+pub(crate) fn decided(decision: Decision<'_>, traced: Option<Traced>) -> Decision<'_> {
+    match (decision, traced) {
+        (Decision::Admitted(mut permit), Some(mut traced)) => {
+            traced.admitted();
+            let rest = permit.rest.get_or_insert_default();
+            rest.in_flight.get_or_insert_default().traced = Some(traced);
+            Decision::Admitted(permit)
+        }
+        (Decision::Rejected(rejection), Some(traced)) => {
+            traced.rejected();
+            Decision::Rejected(rejection)
+        }
+        (decision, None) => decision,
+    }
+}
+
 /// A decision, which in a dry run admits.
 pub(crate) fn overruled<'a>(rules: &Rules, decision: Decision<'a>) -> Decision<'a> {
     match decision {
         Decision::Rejected(rejection) if rules.dry_run => Decision::Admitted(Permit {
             tool: rejection.tool,
             fill: Some(rejection.fill),
-            rest: Some(Box::new(Rest::Overruled(rejection))),
+            rest: Some(Box::new(Rest {
+                overruled: Some(rejection),
+                ..Rest::default()
+            })),
         }),
         decision => decision,
     }
@@ -526,6 +570,9 @@ impl<'a> Tool<'a> {
     #[inline(always)]
     pub fn try_acquire(&self) -> Decision<'a> {
         let limiter = self.limiter;
+        if limiter.trace.is_some() {
+            return limiter.decide_traced(&Call::new(self.name)).0;
+        }
         if let Some(index) = self.route
             && limiter.current.is(&self.rules)
         {
@@ -555,6 +602,7 @@ impl Drop for Limiter {
 pub struct LimiterBuilder {
     config: Config,
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
+    trace: Option<Trace>,
 }
 
 impl fmt::Debug for LimiterBuilder {
@@ -601,6 +649,16 @@ impl LimiterBuilder {
         self
     }
 
+    /// Writes a line for each call to a trace: when it is rejected, or else when its permit is dropped.
+    ///
+    /// Its times are the operating system's, whatever clock the limiter reads. Of a dry run the lines say what
+    /// became of the calls, all of which run.
+    #[cfg(feature = "trace")]
+    pub fn trace(mut self, trace: Trace) -> Self {
+        self.trace = Some(trace);
+        self
+    }
+
     /// Makes the limiter, every bucket full.
     ///
     /// # Errors
@@ -617,6 +675,7 @@ impl LimiterBuilder {
             names,
             secret: Secret::new(),
             arrivals: AtomicU64::new(1),
+            trace: self.trace,
         })
     }
 }

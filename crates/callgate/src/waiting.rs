@@ -39,6 +39,12 @@ pub fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// How many forks this process is a child of.
+#[cfg(feature = "trace")]
+pub(crate) fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// What some who wait stop together with: an event loop, say.
 ///
 /// Whoever waits longest of all may have stopped; then somebody with another home sees to it that
