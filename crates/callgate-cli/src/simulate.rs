@@ -1,11 +1,13 @@
 //! `callgate simulate`: what a file of limits would have done to calls that were made.
 
+mod fit;
 mod lines;
 mod overview;
 mod progress;
 mod report;
 mod run;
 mod runs;
+mod service;
 mod stats;
 mod trace;
 
@@ -20,7 +22,8 @@ use clap::Args;
 use crate::table::shown;
 use crate::{DEFAULT, Outcome};
 use overview::{Counts, Overview};
-use report::{Report, Row};
+use report::{Answered, Report, Row};
+use service::Quota;
 use trace::Trace;
 
 /// Run recorded calls under a file of limits, in simulated time.
@@ -35,6 +38,14 @@ pub(crate) struct Simulate {
     file: PathBuf,
     /// The calls, as JSON lines or CSV; - for the standard input.
     trace: PathBuf,
+    /// Find the smallest burst at the rate that each limit has, and the smallest rate at its burst, under
+    /// which it rejects no call.
+    #[arg(long)]
+    fit: bool,
+    /// How often a service behind each limit would have answered 429, with and without these limits: one that
+    /// accepts so many tokens in any time of this length, such as 100/min.
+    #[arg(long, value_name = "N/UNIT")]
+    service: Option<Quota>,
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -56,10 +67,20 @@ impl Simulate {
         let limits = Limits::read(&self.file)?;
         let fields: Arc<[String]> = limits.fields().into();
         let mut trace = Trace::open(&self.trace, Arc::clone(&fields), self.skip_bad)?;
-        let start = || Ok(Overview::new(limits.limiter()?, Arc::clone(&fields)));
+        let start = || {
+            let limiter = limits.limiter()?;
+            Ok(Overview::new(limiter, Arc::clone(&fields), self.service))
+        };
         let mut overview = trace.pass(start, Overview::arrive)?;
         overview.finish();
-        let report = self.report(&limits, &trace, &overview.counts)?;
+        let mut report = self.report(&limits, &trace, &overview.counts)?;
+        if self.fit {
+            let tools = &overview.counts.tools;
+            let fits = fit::fit(&mut trace, &limits.0, tools, &fields)?;
+            for (row, fit) in report.limits.iter_mut().zip(fits) {
+                row.fit = fit;
+            }
+        }
         Ok(Outcome {
             code: 0,
             out: if self.json {
@@ -74,10 +95,21 @@ impl Simulate {
     fn report(&self, limits: &Limits, trace: &Trace, counts: &Counts) -> Result<Report, String> {
         let has_durations = trace.has_durations;
         let rows = limits.0.iter().zip(&counts.limits);
-        let rows = rows.map(|((name, _), (_, tally))| Row::new(name, tally, has_durations));
+        let rows = rows.map(|((name, _), limited)| {
+            let row = Row::new(name, &limited.tally, has_durations);
+            let service = limited.services.as_ref();
+            Row {
+                service: service.map(|[without, with]| Answered {
+                    without_limits: without.answers,
+                    with_limits: with.answers,
+                }),
+                ..row
+            }
+        });
         let tools = trace.tools.names().iter().zip(&counts.tools);
         let tools = tools.map(|(name, tool)| Row::new(name, &tool.tally, has_durations));
-        let mut tools: Vec<_> = tools.collect();
+        // A line that was left out may have named a tool.
+        let mut tools: Vec<_> = tools.filter(|tool| tool.calls > 0).collect();
         tools.sort_by_key(|tool| Reverse(tool.calls));
         let calls = tools.iter().map(|tool| tool.calls).sum();
         if calls == 0 {
@@ -89,6 +121,7 @@ impl Simulate {
             calls,
             seconds: report::seconds(counts.length),
             skipped: trace.skipped.lines,
+            service: self.service.map(|quota| quota.to_string()),
             limits: rows.collect(),
             tools,
         })
