@@ -3,6 +3,7 @@
 mod fit;
 mod lines;
 mod overview;
+mod plot;
 mod progress;
 mod report;
 mod run;
@@ -13,6 +14,7 @@ mod trace;
 
 use std::cmp::Reverse;
 use std::fmt::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +48,9 @@ pub(crate) struct Simulate {
     /// accepts so many tokens in any time of this length, such as 100/min.
     #[arg(long, value_name = "N/UNIT")]
     service: Option<Quota>,
+    /// Draw demand, admissions and the level of each limit's bucket over time.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -65,11 +70,23 @@ impl Simulate {
 
     fn outcome(&self) -> Result<Outcome, String> {
         let limits = Limits::read(&self.file)?;
+        if self.plot.is_some() && limits.0.len() > plot::MOST_LIMITS {
+            let (most, given) = (plot::MOST_LIMITS, limits.0.len());
+            return Err(format!(
+                "a picture is drawn of up to {most} limits, not of {given}"
+            ));
+        }
         let fields: Arc<[String]> = limits.fields().into();
         let mut trace = Trace::open(&self.trace, Arc::clone(&fields), self.skip_bad)?;
         let start = || {
             let limiter = limits.limiter()?;
-            Ok(Overview::new(limiter, Arc::clone(&fields), self.service))
+            let fields = Arc::clone(&fields);
+            Ok(Overview::new(
+                limiter,
+                fields,
+                self.service,
+                self.plot.is_some(),
+            ))
         };
         let mut overview = trace.pass(start, Overview::arrive)?;
         overview.finish();
@@ -80,6 +97,15 @@ impl Simulate {
             for (row, fit) in report.limits.iter_mut().zip(fits) {
                 row.fit = fit;
             }
+        }
+        if let (Some(path), Some(plot)) = (&self.plot, &overview.counts.plot) {
+            let svg = plot.svg(&report.heading(), &limits.0)?;
+            fs::write(path, svg).map_err(|error| {
+                format!(
+                    "{} cannot be written: {error}",
+                    shown(&path.to_string_lossy())
+                )
+            })?;
         }
         Ok(Outcome {
             code: 0,

@@ -1,9 +1,11 @@
 //! What happens to a trace under all limits of a file.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use callgate::{Limit, Limiter, Reason};
 
+use super::plot::Plot;
 use super::run::{Event, Run, What};
 use super::service::{Quota, Service};
 use super::stats::Tally;
@@ -23,6 +25,7 @@ pub(crate) struct Counts {
     places: Vec<Option<usize>>,
     /// Nanoseconds from the first call to the last.
     pub(crate) length: u64,
+    pub(crate) plot: Option<Plot>,
 }
 
 /// A limit, and the service behind it: called by all calls, and by those that the limits admit.
@@ -40,8 +43,14 @@ pub(crate) struct Tool {
 }
 
 impl Overview {
-    pub(crate) fn new(limiter: Limiter, fields: Arc<[String]>, quota: Option<Quota>) -> Self {
+    pub(crate) fn new(
+        limiter: Limiter,
+        fields: Arc<[String]>,
+        quota: Option<Quota>,
+        is_drawn: bool,
+    ) -> Self {
         let levels = limiter.snapshot();
+        let plot = is_drawn.then(|| Plot::new(levels.len()));
         let names = limiter.names(0);
         let place = |name: &str| levels.iter().position(|level| level.name == name);
         let counts = Counts {
@@ -56,6 +65,7 @@ impl Overview {
                 .collect(),
             tools: Vec::new(),
             length: 0,
+            plot,
         };
         Self {
             run: Run::new(limiter, fields),
@@ -77,6 +87,13 @@ impl Overview {
         let name = &names[arrival.tool];
         self.run
             .arrive(arrival, name, may_wait, &mut |event| counts.hear(event));
+        if let Some(plot) = counts.plot.as_mut().filter(|plot| plot.looks(arrival.now)) {
+            let levels = self
+                .run
+                .limiter()
+                .snapshot_at(Duration::from_nanos(arrival.now));
+            plot.look(arrival.now, &levels);
+        }
     }
 
     pub(crate) fn finish(&mut self) {
@@ -132,6 +149,11 @@ impl Counts {
                     }
                 }
                 What::Ended => tally.ended(),
+            }
+            match (what, &mut self.plot) {
+                (What::Came, Some(plot)) => plot.asked(place, now, tokens),
+                (What::Admitted { .. }, Some(plot)) => plot.admitted(place, now, tokens),
+                _ => {}
             }
             match (what, services) {
                 (What::Came, Some([without, _])) => without.call(now, tokens),

@@ -91,7 +91,8 @@ impl Report {
         text.unwrap_or_default() + "\n"
     }
 
-    pub(crate) fn tables(&self) -> String {
+    /// What was run, and under which limits.
+    pub(crate) fn heading(&self) -> String {
         let calls = match self.calls {
             1 => "1 call".to_owned(),
             many => format!("{} calls", grouped(many)),
@@ -100,12 +101,16 @@ impl Report {
             1 => "1 tool".to_owned(),
             many => format!("{many} tools"),
         };
-        let mut parts = vec![format!(
+        format!(
             "{}: {calls} of {tools} in {}, under {}",
             shown(&self.trace),
             time(self.seconds),
             shown(&self.file),
-        )];
+        )
+    }
+
+    pub(crate) fn tables(&self) -> String {
+        let mut parts = vec![self.heading()];
         parts.push(decisions("limit", &self.limits));
         parts.push(decisions("tool", &self.tools));
         parts.push("The busiest second and minute, of limits in tokens:".to_owned());

@@ -341,3 +341,6 @@ impl Ord for Running {
         order(self).cmp(&order(other))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,3 +91,37 @@ impl Service {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes exactly a window later finds room again.
+    #[test]
+    fn a_window_slides_and_refused_calls_do_not_count() {
+        let mut service = Service::new("3/s".parse().expect("a quota"));
+        let refused = [
+            (0, 2),
+            (1, 1),
+            (2, 1),
+            (999_999_999, 1),
+            (1_000_000_000, 2),
+            (1_000_000_000, 1),
+        ]
+        .map(|(now, tokens)| {
+            let before = service.answers.refused;
+            service.call(now, tokens);
+            service.answers.refused > before
+        });
+        assert_eq!(refused, [false, false, true, true, false, true]);
+    }
+
+    #[test]
+    fn quotas_out_of_range_are_refused() {
+        for text in ["0/s", "1000001/day", "+1/s", "1.5/s", "100", "1/week", "/s"] {
+            assert!(text.parse::<Quota>().is_err(), "{text}");
+        }
+        let quota: Quota = "1000000/day".parse().expect("the largest");
+        assert_eq!(quota.to_string(), "1000000/day");
+    }
+}
