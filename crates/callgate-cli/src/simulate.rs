@@ -1,16 +1,20 @@
 //! `callgate simulate`: what a file of limits would have done to calls that were made.
 
+mod fit;
 mod lines;
 mod overview;
+mod plot;
 mod progress;
 mod report;
 mod run;
 mod runs;
+mod service;
 mod stats;
 mod trace;
 
 use std::cmp::Reverse;
 use std::fmt::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,7 +24,8 @@ use clap::Args;
 use crate::table::shown;
 use crate::{DEFAULT, Outcome};
 use overview::{Counts, Overview};
-use report::{Report, Row};
+use report::{Answered, Report, Row};
+use service::Quota;
 use trace::Trace;
 
 /// Run recorded calls under a file of limits, in simulated time.
@@ -35,6 +40,17 @@ pub(crate) struct Simulate {
     file: PathBuf,
     /// The calls, as JSON lines or CSV; - for the standard input.
     trace: PathBuf,
+    /// Find the smallest burst at the rate that each limit has, and the smallest rate at its burst, under
+    /// which it rejects no call.
+    #[arg(long)]
+    fit: bool,
+    /// How often a service behind each limit would have answered 429, with and without these limits: one that
+    /// accepts so many tokens in any time of this length, such as 100/min.
+    #[arg(long, value_name = "N/UNIT")]
+    service: Option<Quota>,
+    /// Draw demand, admissions and the level of each limit's bucket over time.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -54,12 +70,43 @@ impl Simulate {
 
     fn outcome(&self) -> Result<Outcome, String> {
         let limits = Limits::read(&self.file)?;
+        if self.plot.is_some() && limits.0.len() > plot::MOST_LIMITS {
+            let (most, given) = (plot::MOST_LIMITS, limits.0.len());
+            return Err(format!(
+                "a picture is drawn of up to {most} limits, not of {given}"
+            ));
+        }
         let fields: Arc<[String]> = limits.fields().into();
         let mut trace = Trace::open(&self.trace, Arc::clone(&fields), self.skip_bad)?;
-        let start = || Ok(Overview::new(limits.limiter()?, Arc::clone(&fields)));
+        let start = || {
+            let limiter = limits.limiter()?;
+            let fields = Arc::clone(&fields);
+            Ok(Overview::new(
+                limiter,
+                fields,
+                self.service,
+                self.plot.is_some(),
+            ))
+        };
         let mut overview = trace.pass(start, Overview::arrive)?;
         overview.finish();
-        let report = self.report(&limits, &trace, &overview.counts)?;
+        let mut report = self.report(&limits, &trace, &overview.counts)?;
+        if self.fit {
+            let tools = &overview.counts.tools;
+            let fits = fit::fit(&mut trace, &limits.0, tools, &fields)?;
+            for (row, fit) in report.limits.iter_mut().zip(fits) {
+                row.fit = fit;
+            }
+        }
+        if let (Some(path), Some(plot)) = (&self.plot, &overview.counts.plot) {
+            let svg = plot.svg(&report.heading(), &limits.0)?;
+            fs::write(path, svg).map_err(|error| {
+                format!(
+                    "{} cannot be written: {error}",
+                    shown(&path.to_string_lossy())
+                )
+            })?;
+        }
         Ok(Outcome {
             code: 0,
             out: if self.json {
@@ -74,10 +121,21 @@ impl Simulate {
     fn report(&self, limits: &Limits, trace: &Trace, counts: &Counts) -> Result<Report, String> {
         let has_durations = trace.has_durations;
         let rows = limits.0.iter().zip(&counts.limits);
-        let rows = rows.map(|((name, _), (_, tally))| Row::new(name, tally, has_durations));
+        let rows = rows.map(|((name, _), limited)| {
+            let row = Row::new(name, &limited.tally, has_durations);
+            let service = limited.services.as_ref();
+            Row {
+                service: service.map(|[without, with]| Answered {
+                    without_limits: without.answers,
+                    with_limits: with.answers,
+                }),
+                ..row
+            }
+        });
         let tools = trace.tools.names().iter().zip(&counts.tools);
         let tools = tools.map(|(name, tool)| Row::new(name, &tool.tally, has_durations));
-        let mut tools: Vec<_> = tools.collect();
+        // A line that was left out may have named a tool.
+        let mut tools: Vec<_> = tools.filter(|tool| tool.calls > 0).collect();
         tools.sort_by_key(|tool| Reverse(tool.calls));
         let calls = tools.iter().map(|tool| tool.calls).sum();
         if calls == 0 {
@@ -89,6 +147,7 @@ impl Simulate {
             calls,
             seconds: report::seconds(counts.length),
             skipped: trace.skipped.lines,
+            service: self.service.map(|quota| quota.to_string()),
             limits: rows.collect(),
             tools,
         })

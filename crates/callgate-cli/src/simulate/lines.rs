@@ -425,3 +425,33 @@ fn shortened(text: &[u8]) -> String {
     let rest = if start.len() < text.len() { "…" } else { "" };
     format!("'{}{rest}'", start.escape_debug())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_exactly() {
+        for (text, nanos) in [
+            ("1764489600.123456789", Some(1_764_489_600_123_456_789)),
+            ("0.1", Some(100_000_000)),
+            ("9223372036.854775807", Some(LAST)),
+            ("2025-11-30T08:00:00.25Z", Some(1_764_489_600_250_000_000)),
+            (
+                "2025-11-30T09:00:00.25+01:00",
+                Some(1_764_489_600_250_000_000),
+            ),
+            ("9223372036.854775808", None),
+            ("1764489600.1234567891", None),
+            ("1764489600123", None),
+            ("1969-12-31T23:59:59Z", None),
+            ("-1", None),
+            ("1e3", None),
+            (".", None),
+            ("", None),
+            ("1.2.3", None),
+        ] {
+            assert_eq!(time(text).ok(), nanos, "{text}");
+        }
+    }
+}

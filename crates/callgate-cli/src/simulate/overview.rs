@@ -1,10 +1,13 @@
 //! What happens to a trace under all limits of a file.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use callgate::{Limit, Limiter, Reason};
 
+use super::plot::Plot;
 use super::run::{Event, Run, What};
+use super::service::{Quota, Service};
 use super::stats::Tally;
 use super::trace::{Arrival, Tools};
 
@@ -15,35 +18,54 @@ pub(crate) struct Overview {
 }
 
 pub(crate) struct Counts {
-    pub(crate) limits: Vec<(Limit, Tally)>,
+    pub(crate) limits: Vec<Limited>,
     /// By the number of a tool.
     pub(crate) tools: Vec<Tool>,
     /// The places of limits, by the numbers of their names.
     places: Vec<Option<usize>>,
     /// Nanoseconds from the first call to the last.
     pub(crate) length: u64,
+    pub(crate) plot: Option<Plot>,
+}
+
+/// A limit, and the service behind it: called by all calls, and by those that the limits admit.
+pub(crate) struct Limited {
+    limit: Limit,
+    pub(crate) tally: Tally,
+    pub(crate) services: Option<[Service; 2]>,
 }
 
 /// A tool, and the limits that hold for it.
 pub(crate) struct Tool {
-    limits: Vec<usize>,
+    pub(crate) limits: Vec<usize>,
     may_wait: bool,
     pub(crate) tally: Tally,
 }
 
 impl Overview {
-    pub(crate) fn new(limiter: Limiter, fields: Arc<[String]>) -> Self {
+    pub(crate) fn new(
+        limiter: Limiter,
+        fields: Arc<[String]>,
+        quota: Option<Quota>,
+        is_drawn: bool,
+    ) -> Self {
         let levels = limiter.snapshot();
+        let plot = is_drawn.then(|| Plot::new(levels.len()));
         let names = limiter.names(0);
         let place = |name: &str| levels.iter().position(|level| level.name == name);
         let counts = Counts {
             places: names.map(place).collect(),
             limits: levels
                 .into_iter()
-                .map(|level| (level.limit, Tally::default()))
+                .map(|level| Limited {
+                    limit: level.limit,
+                    tally: Tally::default(),
+                    services: quota.map(|quota| [Service::new(quota), Service::new(quota)]),
+                })
                 .collect(),
             tools: Vec::new(),
             length: 0,
+            plot,
         };
         Self {
             run: Run::new(limiter, fields),
@@ -65,6 +87,13 @@ impl Overview {
         let name = &names[arrival.tool];
         self.run
             .arrive(arrival, name, may_wait, &mut |event| counts.hear(event));
+        if let Some(plot) = counts.plot.as_mut().filter(|plot| plot.looks(arrival.now)) {
+            let levels = self
+                .run
+                .limiter()
+                .snapshot_at(Duration::from_nanos(arrival.now));
+            plot.look(arrival.now, &levels);
+        }
     }
 
     pub(crate) fn finish(&mut self) {
@@ -81,7 +110,7 @@ impl Counts {
         let limits: Vec<usize> = numbers.filter_map(|number| self.places[number]).collect();
         let may_wait = limits
             .iter()
-            .any(|&limit| !self.limits[limit].0.longest_wait().is_zero());
+            .any(|&limit| !self.limits[limit].limit.longest_wait().is_zero());
         Tool {
             limits,
             may_wait,
@@ -94,18 +123,22 @@ impl Counts {
         let tool = &mut self.tools[call.tool];
         match what {
             What::Came => tool.tally.came(now, 1),
-            What::Admitted { waited } => tool.tally.admitted(now, 1, waited),
+            What::Admitted { waited, .. } => tool.tally.admitted(now, 1, waited),
             What::Rejected { waited, reason, .. } => {
                 tool.tally.rejected(waited, reason == Reason::Cost);
             }
             What::Ended => tool.tally.ended(),
         }
         for &place in &tool.limits {
-            let (limit, tally) = &mut self.limits[place];
+            let Limited {
+                limit,
+                tally,
+                services,
+            } = &mut self.limits[place];
             let tokens = call.cost.map_or(limit.default_cost(), u64::from);
             match what {
                 What::Came => tally.came(now, tokens),
-                What::Admitted { waited } => tally.admitted(now, tokens, waited),
+                What::Admitted { waited, .. } => tally.admitted(now, tokens, waited),
                 What::Rejected {
                     waited,
                     limit,
@@ -116,6 +149,16 @@ impl Counts {
                     }
                 }
                 What::Ended => tally.ended(),
+            }
+            match (what, &mut self.plot) {
+                (What::Came, Some(plot)) => plot.asked(place, now, tokens),
+                (What::Admitted { .. }, Some(plot)) => plot.admitted(place, now, tokens),
+                _ => {}
+            }
+            match (what, services) {
+                (What::Came, Some([without, _])) => without.call(now, tokens),
+                (What::Admitted { .. }, Some([_, with])) => with.call(now, tokens),
+                _ => {}
             }
         }
     }

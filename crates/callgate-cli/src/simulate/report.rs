@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::fit::Fit;
+use super::service::Answers;
 use super::stats::{Busiest, Tally};
 use crate::table::{grouped, hide_if_empty, shown, table};
 
@@ -16,6 +18,9 @@ pub(crate) struct Report {
     pub(crate) seconds: f64,
     /// Lines left out.
     pub(crate) skipped: u64,
+    /// The quota of the service behind each limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) service: Option<String>,
     /// In the order of the file.
     pub(crate) limits: Vec<Row>,
     /// With the most calls first.
@@ -36,6 +41,17 @@ pub(crate) struct Row {
     pub(crate) most_running: Option<u64>,
     pub(crate) busiest_second: Pair,
     pub(crate) busiest_minute: Pair,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) service: Option<Answered>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fit: Option<Fit>,
+}
+
+/// What the service behind a limit answered: to all calls, and to those that all limits admitted.
+#[derive(Debug, Serialize)]
+pub(crate) struct Answered {
+    pub(crate) without_limits: Answers,
+    pub(crate) with_limits: Answers,
 }
 
 /// What was asked for, and what of that was let in.
@@ -62,6 +78,8 @@ impl Row {
             most_running: has_durations.then_some(tally.most_running),
             busiest_second: pair(|busiest| busiest.second.most),
             busiest_minute: pair(|busiest| busiest.minute.most),
+            service: None,
+            fit: None,
         }
     }
 }
@@ -73,7 +91,8 @@ impl Report {
         text.unwrap_or_default() + "\n"
     }
 
-    pub(crate) fn tables(&self) -> String {
+    /// What was run, and under which limits.
+    pub(crate) fn heading(&self) -> String {
         let calls = match self.calls {
             1 => "1 call".to_owned(),
             many => format!("{} calls", grouped(many)),
@@ -82,18 +101,30 @@ impl Report {
             1 => "1 tool".to_owned(),
             many => format!("{many} tools"),
         };
-        let mut parts = vec![format!(
+        format!(
             "{}: {calls} of {tools} in {}, under {}",
             shown(&self.trace),
             time(self.seconds),
             shown(&self.file),
-        )];
+        )
+    }
+
+    pub(crate) fn tables(&self) -> String {
+        let mut parts = vec![self.heading()];
         parts.push(decisions("limit", &self.limits));
         parts.push(decisions("tool", &self.tools));
         parts.push("The busiest second and minute, of limits in tokens:".to_owned());
         parts.push(busiest("limit", &self.limits));
         parts.push("The same of tools, in calls:".to_owned());
         parts.push(busiest("tool", &self.tools));
+        if let Some(quota) = &self.service {
+            parts.push(format!("Calls that a service of {quota} answers with 429:"));
+            parts.push(answers(&self.limits));
+        }
+        if self.limits.iter().any(|row| row.fit.is_some()) {
+            parts.push("The least that rejects no call, of one limit by itself:".to_owned());
+            parts.push(fits(&self.limits));
+        }
         parts.join("\n\n") + "\n"
     }
 }
@@ -157,6 +188,34 @@ fn busiest(head: &str, rows: &[Row]) -> String {
             grouped(row.busiest_minute.asked),
             grouped(row.busiest_minute.admitted),
         ]);
+    }
+    table.trim_fmt()
+}
+
+fn answers(rows: &[Row]) -> String {
+    let header = ["limit", "without limits", "of", "with limits", "of"];
+    let mut table = table(header, &[1, 2, 3, 4]);
+    for row in rows {
+        let Some(answered) = &row.service else {
+            continue;
+        };
+        let (without, with) = (answered.without_limits, answered.with_limits);
+        let cells = [without.refused, without.calls, with.refused, with.calls];
+        let [a, b, c, d] = cells.map(grouped);
+        table.add_row([shown(&row.name), a, b, c, d]);
+    }
+    table.trim_fmt()
+}
+
+fn fits(rows: &[Row]) -> String {
+    let mut table = table(["limit", "burst at its rate", "rate at its burst"], &[1, 2]);
+    for row in rows {
+        let Some(fit) = &row.fit else {
+            continue;
+        };
+        let none = || "none".to_owned();
+        let rate = fit.rate.clone().unwrap_or_else(none);
+        table.add_row([shown(&row.name), fit.burst.map_or_else(none, grouped), rate]);
     }
     table.trim_fmt()
 }

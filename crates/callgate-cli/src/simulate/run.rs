@@ -35,6 +35,8 @@ pub(crate) enum What {
     Came,
     Admitted {
         waited: u64,
+        /// The tokens left in the tightest bucket; none where nothing limits the tool.
+        remaining: Option<u64>,
     },
     Rejected {
         waited: u64,
@@ -299,12 +301,13 @@ fn decided(
     let waited = now - came;
     match decision {
         Decision::Admitted(permit) => {
+            let remaining = permit.remaining();
             running.push(Reverse(Running {
                 end: now.saturating_add(known.duration),
                 known,
                 permit: permit.in_flight().map(Box::new),
             }));
-            What::Admitted { waited }
+            What::Admitted { waited, remaining }
         }
         Decision::Rejected(rejection) => What::Rejected {
             waited,
@@ -338,3 +341,6 @@ impl Ord for Running {
         order(self).cmp(&order(other))
     }
 }
+
+#[cfg(test)]
+mod tests;

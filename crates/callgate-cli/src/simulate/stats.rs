@@ -120,3 +120,34 @@ impl Window {
         &mut self.parts[(step % STEPS as u64) as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_busiest_window_is_the_best_of_all_that_start_at_a_step(
+            steps in proptest::collection::vec((0..250_u64, 1..5_u64), 1..40)
+        ) {
+            let mut window = Window::new(1_000_000_000);
+            let mut calls = Vec::new();
+            let mut now = 0;
+            for (after, amount) in steps {
+                now += after * 7_000_000;
+                window.add(now, amount);
+                calls.push((now / window.step, amount));
+            }
+            let within = |first: u64| {
+                let calls = calls.iter().filter(|(step, _)| (first..first + 100).contains(step));
+                calls.map(|(_, amount)| amount).sum::<u64>()
+            };
+            let most = (0..=now / window.step).map(within).max();
+            prop_assert_eq!(Some(window.most), most);
+        }
+    }
+}
