@@ -26,8 +26,20 @@ impl Appender {
         &self.path
     }
 
+    /// Finds out whether it can append: not to a file that is none of a trace.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let file = self.open()?;
+        // Where somebody else writes there, they have looked.
+        if file.try_lock().is_ok() {
+            let checked = cut_torn(&file);
+            file.unlock()?;
+            checked?;
+        }
+        Ok(())
+    }
+
     /// Opens the file; makes it, where there is none.
-    pub(super) fn open(&self) -> io::Result<File> {
+    fn open(&self) -> io::Result<File> {
         let mut options = OpenOptions::new();
         let file = options
             .read(true)
