@@ -166,6 +166,28 @@ fn a_reload_cannot_bring_a_trace() {
     assert_eq!(refused.to_string(), message);
 }
 
+#[test]
+fn calls_are_traced_by_every_way_to_a_limit_after_a_reload_too() {
+    let limits = || {
+        let limit = || Limit::per_hour(1);
+        let limits = Limiter::builder()
+            .limit("search", limit())
+            .limit("crm_*", limit().burst(9));
+        limits.default_limit(limit())
+    };
+    let found = outcomes(limits(), |limiter| {
+        for _ in 0..2 {
+            for tool in ["search", "crm_a", "other"] {
+                drop(limiter.try_acquire_at(&Call::new(tool), Duration::ZERO));
+            }
+            assert_eq!(limiter.limits_of("search"), ["search"]);
+            assert!(limiter.is_limited("search"));
+            limiter.reload_at(limits(), Duration::ZERO).unwrap();
+        }
+    });
+    assert_eq!(found, said(&[OK, OK, OK, REJECTED, OK, REJECTED]));
+}
+
 // --- the file ------------------------------------------------------------------------------------
 
 fn call_once(trace: &Trace) {
