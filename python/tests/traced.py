@@ -16,7 +16,7 @@ LIMITER = Limiter({"search": ToolRateLimit(1e9, burst=4_294_967_295)})
 def trace_call(trace: Trace, tool: str = "search", **fields: str) -> None:
     """A call that goes well, as a front end traces it."""
     call = TracedCall(trace)
-    assert LIMITER._admit(tool, None, lambda *_: fields, None, call) is None
+    assert LIMITER._admit(tool, None, lambda _context, _names: fields, None, call) is None
     call.decided(admitted=True, waited=False)
     call.ended()
 
