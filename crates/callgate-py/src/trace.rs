@@ -48,7 +48,10 @@ impl Trace {
     ) -> PyResult<Self> {
         let py = path.py();
         let Some(file) = of_kind(py, path.extract::<PathBuf>())? else {
-            return Err(refusal(path, "path must be a file's path"));
+            return Err(refusal(
+                path,
+                "path must be a file's path: a str or a pathlib.Path",
+            ));
         };
         let mut options = TraceOptions::new();
         if let Argument::Given(plain) = &plain_fields

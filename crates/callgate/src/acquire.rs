@@ -63,7 +63,11 @@ impl Limiter {
 
     async fn wait(&self, call: &Call<'_>, max_wait: Option<Duration>) -> Decision<'_> {
         let mut traced = self.traced(call);
-        let decision = self.decide(call, || self.clock.now());
+        let now = || self.clock.now();
+        let decision = match traced {
+            None => self.decide(call, now),
+            Some(_) => self.decide_untraced(call, now),
+        };
         if decision.is_admitted() {
             return decided(decision, traced);
         }

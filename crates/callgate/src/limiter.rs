@@ -99,15 +99,12 @@ impl Limiter {
     /// none.
     #[inline(always)]
     pub fn try_acquire(&self, call: &Call<'_>) -> Decision<'_> {
-        if self.trace.is_some() {
-            return self.decide_traced(call).0;
-        }
         self.decide(call, || self.clock.now())
     }
 
     /// The same at a time of the caller's: `elapsed` since the limiter was made, at most 2^63 - 1 ns.
     ///
-    /// For simulated time, which is not traced. Nothing is taken back when `elapsed` is less than before.
+    /// For simulated time. Nothing is taken back when `elapsed` is less than before.
     #[inline]
     pub fn try_acquire_at(&self, call: &Call<'_>, elapsed: Duration) -> Decision<'_> {
         self.decide(call, || nanos(elapsed))
@@ -170,7 +167,7 @@ impl Limiter {
         now: &dyn Fn() -> u64,
     ) -> Result<(), ConfigError> {
         let LimiterBuilder {
-            config,
+            mut config,
             clock,
             trace,
         } = limits;
@@ -180,6 +177,7 @@ impl Limiter {
                 return Err(ConfigError::new(name, allowed, "one for a reload"));
             }
         }
+        config.traced = self.trace.is_some();
         let mut wakes = Wakes::default();
         let old = self.current.hold();
         let rules = config.rules(Some(&old), now, |name| self.names.number(name))?;
@@ -317,21 +315,20 @@ impl Limiter {
         decided.unwrap_or_else(|| self.decide_apart(call, now).0)
     }
 
-    #[inline(never)]
-    fn decide_traced(&self, call: &Call<'_>) -> Apart<'_> {
-        let traced = self.traced(call);
-        let decision = self.decide(call, || self.clock.now());
-        Apart(decided(decision, traced))
-    }
-
     /// Begins a call's line, if there is a trace.
     pub(crate) fn traced(&self, call: &Call<'_>) -> Option<Traced> {
         self.trace.as_ref().map(|trace| trace.begin(call))
     }
 
-    /// Decides in any case; asks again where it met buckets that had moved.
+    /// Decides in any case, and traces it.
     #[inline(never)]
     fn decide_apart(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Apart<'_> {
+        let traced = self.traced(call);
+        Apart(decided(self.decide_untraced(call, now), traced))
+    }
+
+    /// Decides in any case; asks again where it met buckets that had moved.
+    pub(crate) fn decide_untraced(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
         loop {
             let rules = self.current.take();
             let now = now();
@@ -340,7 +337,7 @@ impl Limiter {
             });
             self.current.keep(rules);
             match decided {
-                Some(decision) => return Apart(decision),
+                Some(decision) => return decision,
                 None => self.current.wait(),
             }
         }
@@ -570,9 +567,6 @@ impl<'a> Tool<'a> {
     #[inline(always)]
     pub fn try_acquire(&self) -> Decision<'a> {
         let limiter = self.limiter;
-        if limiter.trace.is_some() {
-            return limiter.decide_traced(&Call::new(self.name)).0;
-        }
         if let Some(index) = self.route
             && limiter.current.is(&self.rules)
         {
@@ -651,7 +645,8 @@ impl LimiterBuilder {
 
     /// Writes a line for each call to a trace: when it is rejected, or else when its permit is dropped.
     ///
-    /// Its times are the operating system's, whatever clock the limiter reads. Of a dry run the lines say what
+    /// Of [`poll_acquire`](Limiter::poll_acquire) it knows nothing: front ends have [`Trace::begin`]. Its times
+    /// are the operating system's, whatever clock the limiter reads. Of a dry run the lines say what
     /// became of the calls, all of which run.
     #[cfg(feature = "trace")]
     pub fn trace(mut self, trace: Trace) -> Self {
@@ -666,7 +661,9 @@ impl LimiterBuilder {
     /// names tools.
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let names = Numbered::default();
-        let rules = self.config.rules(None, &|| 0, |name| names.number(name))?;
+        let mut config = self.config;
+        config.traced = self.trace.is_some();
+        let rules = config.rules(None, &|| 0, |name| names.number(name))?;
         Ok(Limiter {
             clock: self
                 .clock

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
@@ -35,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) limits: Vec<(String, Limit)>,
     pub(crate) default: Option<Limit>,
     pub(crate) dry_run: bool,
+    /// Whether all calls are to go the long way, where they are traced.
+    pub(crate) traced: bool,
 }
 
 /// All limits, by tool.
@@ -42,7 +45,9 @@ pub(crate) struct Config {
 pub(crate) struct Rules {
     /// No other rules in this process have this number.
     pub(crate) edition: u64,
+    /// Of the tools named exactly; none where calls are traced, which so go no short way.
     names: Names,
+    traced_names: Option<Names>,
     routes: Box<[Route]>,
     /// In the order they were given, the default last.
     limits: Box<[Arc<Limited>]>,
@@ -244,10 +249,15 @@ impl Rules {
         });
         let routes: Box<[_]> = routes.collect();
         let names: Vec<&str> = routes.iter().map(|route| &*route.tool).collect();
+        let mut names = Names::new(&names);
+        let traced_names = config
+            .traced
+            .then(|| mem::replace(&mut names, Names::new(&[])));
         let remembered = if patterns.is_empty() { 0 } else { REMEMBERED };
         Self {
             edition: EDITIONS.fetch_add(1, Ordering::Relaxed),
-            names: Names::new(&names),
+            names,
+            traced_names,
             patterns,
             default: default.into(),
             remembered: (0..remembered).map(|_| RwLock::default()).collect(),
@@ -262,13 +272,13 @@ impl Rules {
         &self.limits
     }
 
-    /// The only tool named exactly that may have this name; the caller compares.
+    /// The only tool named exactly that may have this name, on the short way; the caller compares.
     #[inline]
     pub(crate) fn candidate(&self, tool: &str) -> Option<&Route> {
         self.names.candidate(tool).map(|index| &self.routes[index])
     }
 
-    /// The tool of this name, if it is named exactly.
+    /// The tool of this name, if it is named exactly and has a short way.
     pub(crate) fn route(&self, tool: &str) -> Option<usize> {
         let index = self.names.candidate(tool)?;
         same(&self.routes[index].tool, tool).then_some(index)
@@ -279,10 +289,10 @@ impl Rules {
         &self.routes[index]
     }
 
-    /// Whether a tool that is not named exactly may be limited.
+    /// Whether a tool for which there is no short way may be limited, or is traced.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        !(self.patterns.is_empty() && self.default.is_empty())
+        !(self.patterns.is_empty() && self.default.is_empty()) || self.traced_names.is_some()
     }
 
     /// Gives `then` the limits of a tool, and the number of its name if it is named exactly.
@@ -291,7 +301,9 @@ impl Rules {
         tool: &str,
         then: impl FnOnce(&[Arc<Limited>], Option<Number>) -> T,
     ) -> T {
-        if let Some(route) = self.candidate(tool).filter(|route| same(&route.tool, tool)) {
+        let names = self.traced_names.as_ref().unwrap_or(&self.names);
+        let route = names.candidate(tool).map(|index| &self.routes[index]);
+        if let Some(route) = route.filter(|route| same(&route.tool, tool)) {
             return then(&route.limits, Some(route.number));
         }
         if self.patterns.is_empty() {

@@ -233,11 +233,11 @@ impl TraceOptions {
             form,
             here: OnceLock::new(),
         };
-        shared.appender().open().map_err(|error| {
+        shared.appender().check().map_err(|error| {
             let path = path.as_ref().display();
             ConfigError::new(
                 "trace",
-                "a file that can be written",
+                "a file to which lines can be added",
                 format!("'{path}': {error}"),
             )
         })?;

@@ -26,8 +26,20 @@ impl Appender {
         &self.path
     }
 
+    /// Finds out whether it can append: not to a file that is none of a trace.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let file = self.open()?;
+        // Where somebody else writes there, they have looked.
+        if file.try_lock().is_ok() {
+            let checked = cut_torn(&file);
+            file.unlock()?;
+            checked?;
+        }
+        Ok(())
+    }
+
     /// Opens the file; makes it, where there is none.
-    pub(super) fn open(&self) -> io::Result<File> {
+    fn open(&self) -> io::Result<File> {
         let mut options = OpenOptions::new();
         let file = options
             .read(true)
@@ -43,18 +55,15 @@ impl Appender {
 
     /// Adds whole lines, all or none of them.
     pub(super) fn append(&self, lines: &[u8]) -> io::Result<()> {
-        let handle = self.open_locked()?;
-        let added = self.add(handle.as_file(), lines);
-        // A child that was forked meanwhile has the file open too: to close it here would leave it locked.
-        handle.as_file().unlock()?;
-        if added? {
-            return Ok(());
+        loop {
+            let handle = self.open_locked()?;
+            let added = self.add(handle.as_file(), lines);
+            // A child that was forked meanwhile has the file open too: to close it here would leave it locked.
+            handle.as_file().unlock()?;
+            if added? {
+                return Ok(());
+            }
         }
-        // Full, and rotated: the next one takes them, however long they are.
-        let handle = self.open_locked()?;
-        let added = write_whole(handle.as_file(), lines);
-        handle.as_file().unlock()?;
-        added
     }
 
     /// The file that is there when it is locked: not one that another process has just rotated.

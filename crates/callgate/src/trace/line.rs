@@ -201,3 +201,92 @@ impl fmt::Display for Hash {
         write!(f, "{:016x}", u64::from_be_bytes(self.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use super::*;
+
+    const OPENED: Duration = Duration::from_secs(1_764_489_600);
+
+    /// The line of a call that is asked for so long after the trace was opened.
+    fn line(call: &Call<'_>, after: Duration, change: impl FnOnce(&mut Record)) -> String {
+        let mut record = Record::new(call);
+        let form = Form {
+            plain_fields: call.value("plain").is_some(),
+            opened: record.asked,
+            wall: OPENED,
+        };
+        record.asked += after;
+        change(&mut record);
+        let mut lines = b"before".to_vec();
+        form.write(&record, &mut lines);
+        let lines = String::from_utf8(lines).unwrap();
+        lines.strip_prefix("before").unwrap().to_owned()
+    }
+
+    fn ran(waited: u64, duration: u64) -> impl FnOnce(&mut Record) {
+        move |record| {
+            let asked = record.asked;
+            record.waited_until(asked + Duration::from_nanos(waited));
+            let admitted = asked + Duration::from_nanos(waited);
+            record.admitted = Some(admitted);
+            record.outcome = Outcome::Ok;
+            record.ended(admitted + Duration::from_nanos(duration));
+        }
+    }
+
+    #[test]
+    fn a_line_has_the_keys_in_order_and_the_values_to_the_nanosecond() {
+        let call = Call::new("crm_search")
+            .field("tenant", "test")
+            .cost(NonZeroU64::new(3).unwrap());
+        let after = Duration::from_nanos(123_456_789);
+        assert_eq!(
+            line(&call, after, ran(250_000_000, 32_104_000)),
+            "{\"time\":1764489600.123456789,\"tool\":\"crm_search\",\"fields\":{\"tenant\":\"9f86d081884c7d65\"},\
+             \"cost\":3,\"waited\":0.25,\"duration\":0.032104,\"outcome\":\"ok\"}\n"
+        );
+    }
+
+    #[test]
+    fn what_is_as_usual_is_left_out() {
+        let call = Call::new("search").cost(NonZeroU64::MIN);
+        assert_eq!(
+            line(&call, Duration::ZERO, ran(0, 1)),
+            "{\"time\":1764489600,\"tool\":\"search\",\"duration\":0.000000001,\"outcome\":\"ok\"}\n"
+        );
+        assert_eq!(
+            line(&call, Duration::from_secs(1), |record| {
+                record.outcome = Outcome::Rejected;
+                record.ended(record.asked);
+            }),
+            "{\"time\":1764489601,\"tool\":\"search\",\"outcome\":\"rejected\"}\n"
+        );
+    }
+
+    #[test]
+    fn a_call_that_is_given_up_while_it_waits_says_how_long_it_did() {
+        let given_up = line(&Call::new("search"), Duration::ZERO, |record| {
+            record.ended(record.asked + Duration::from_millis(1_500));
+        });
+        assert_eq!(
+            given_up,
+            "{\"time\":1764489600,\"tool\":\"search\",\"waited\":1.5,\"outcome\":\"cancelled\"}\n"
+        );
+    }
+
+    #[test]
+    fn names_and_plain_values_are_escaped() {
+        let call = Call::new("a\"\\\n\u{1}\u{2028}é")
+            .field("plain", "\t")
+            .field("", "");
+        let line = line(&call, Duration::ZERO, ran(0, 0));
+        let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(said["tool"], "a\"\\\n\u{1}\u{2028}é");
+        assert_eq!(said["fields"]["plain"], "\t");
+        assert_eq!(said["fields"][""], "");
+        assert_eq!(line.matches('\n').count(), 1);
+    }
+}

@@ -170,19 +170,21 @@ impl Writer {
                 self.form.write(&record, &mut lines);
                 count += 1;
                 bytes += record.size();
-                next = (lines.len() < BATCH)
-                    .then(|| self.receiver.try_recv().ok())
-                    .flatten();
+                let has_room = lines.len() < BATCH;
+                next = has_room.then(|| self.receiver.try_recv().ok()).flatten();
             }
-            let is_empty = lines.len() < BATCH;
             self.append(&lines, count);
+            let was_all = lines.len() < BATCH;
             lines.clear();
             lines.shrink_to(BATCH);
-            self.shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            *lock(&self.shared.done) += count;
-            self.shared.more_done.notify_all();
-            if is_empty {
-                self.shared.is_behind.store(false, Ordering::Relaxed);
+            let shared = &self.shared;
+            shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            if was_all {
+                shared.is_behind.store(false, Ordering::Relaxed);
+            }
+            *lock(&shared.done) += count;
+            shared.more_done.notify_all();
+            if was_all {
                 thread::park_timeout(NAP);
             }
         }
