@@ -18,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use callgate::{Limit, Limiter, LimiterBuilder};
+use callgate::{ConfigError, Limit, Limiter, LimiterBuilder};
 use clap::Args;
 
 use crate::table::shown;
@@ -61,15 +61,20 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(&self) -> Outcome {
-        self.outcome().unwrap_or_else(|error| Outcome {
+        let failed = |err| Outcome {
             code: 1,
-            err: format!("error: {error}\n"),
+            err,
             ..Outcome::default()
-        })
+        };
+        match Limits::read(&self.file) {
+            Ok(limits) => self
+                .outcome(&limits)
+                .unwrap_or_else(|error| failed(format!("error: {error}\n"))),
+            Err(error) => failed(format!("{error}\n")),
+        }
     }
 
-    fn outcome(&self) -> Result<Outcome, String> {
-        let limits = Limits::read(&self.file)?;
+    fn outcome(&self, limits: &Limits) -> Result<Outcome, String> {
         if self.plot.is_some() && limits.0.len() > plot::MOST_LIMITS {
             let (most, given) = (plot::MOST_LIMITS, limits.0.len());
             return Err(format!(
@@ -90,7 +95,7 @@ impl Simulate {
         };
         let mut overview = trace.pass(start, Overview::arrive)?;
         overview.finish();
-        let mut report = self.report(&limits, &trace, &overview.counts)?;
+        let mut report = self.report(limits, &trace, &overview.counts)?;
         if self.fit {
             let tools = &overview.counts.tools;
             let fits = fit::fit(&mut trace, &limits.0, tools, &fields)?;
@@ -114,7 +119,7 @@ impl Simulate {
             } else {
                 report.tables()
             },
-            err: self.warnings(&limits, &trace),
+            err: self.warnings(limits, &trace),
         })
     }
 
@@ -136,7 +141,9 @@ impl Simulate {
         let tools = tools.map(|(name, tool)| Row::new(name, &tool.tally, has_durations));
         // A line that was left out may have named a tool.
         let mut tools: Vec<_> = tools.filter(|tool| tool.calls > 0).collect();
-        tools.sort_by_key(|tool| Reverse(tool.calls));
+        tools.sort_by(|one, other| {
+            (Reverse(one.calls), &one.name).cmp(&(Reverse(other.calls), &other.name))
+        });
         let calls = tools.iter().map(|tool| tool.calls).sum();
         if calls == 0 {
             return Err(format!("{}: there is no call in it", trace.name));
@@ -166,7 +173,7 @@ impl Simulate {
             let lines = trace.skipped.lines;
             let _ = writeln!(
                 warnings,
-                "warning: {}: {lines} left out that cannot be read, the first of them {first}",
+                "warning: {}: {lines} lines left out that cannot be read, the first of them {first}",
                 trace.name
             );
         }
@@ -178,8 +185,8 @@ impl Simulate {
 struct Limits(Vec<(String, Limit)>, bool);
 
 impl Limits {
-    fn read(path: &Path) -> Result<Self, String> {
-        let limiter = Limiter::from_file(path).map_err(|error| error.to_string())?;
+    fn read(path: &Path) -> Result<Self, ConfigError> {
+        let limiter = Limiter::from_file(path)?;
         let limits = limiter.snapshot().into_iter();
         let limits = limits.map(|level| (level.name.to_owned(), level.limit));
         Ok(Self(limits.collect(), limiter.is_dry_run()))

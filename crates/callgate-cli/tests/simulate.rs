@@ -1,8 +1,9 @@
 //! What `callgate simulate` prints. `SNAPSHOTS=overwrite cargo test -p callgate-cli` writes what it prints
 //! now into the files beside the tests; read the difference before you keep it.
 
+use std::fmt::Write as _;
 use std::fs;
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -67,4 +68,374 @@ fn json_lines_say_the_same_as_csv_and_so_does_the_standard_input() {
         let said = String::from_utf8(said.stdout).expect("UTF-8");
         assert_eq!(said, csv.replacen(CSV, "-", 1));
     }
+}
+
+#[test]
+fn a_service_and_the_least_that_rejects_nothing_are_told() {
+    let args = [LIMITS, CSV, "--service", "3/s", "--fit"];
+    assert_data_eq!(printed(&args), beside("fit.txt"));
+    let json = printed(&[&args[..], &["--json"]].concat());
+    assert_data_eq!(json, beside("fit.json.txt"));
+}
+
+#[test]
+fn a_picture_shows_demand_admissions_and_level() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("calls.svg");
+    let drawn = || {
+        let text = printed(&[LIMITS, CSV, "--plot", path.to_str().expect("UTF-8")]);
+        assert_eq!(text, printed(&[LIMITS, CSV]));
+        fs::read_to_string(&path).expect("a picture")
+    };
+    let svg = drawn();
+    assert_data_eq!(&svg, beside("calls.svg"));
+    assert_eq!(svg, drawn());
+}
+
+/// The limits of the tests, or those of this text.
+fn rejected(limits: &str, trace: &Path) -> u64 {
+    let path = self::trace("fitted.toml", limits);
+    let trace = trace.to_str().expect("UTF-8");
+    let json = printed(&[path.to_str().expect("UTF-8"), trace, "--json"]);
+    number_after(&json, "\"rejected\": ")
+}
+
+fn number_after(json: &str, key: &str) -> u64 {
+    let (_, rest) = json.split_once(key).expect(key);
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}
+
+/// Numbers that look random, the same each time.
+fn noise(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed;
+    move |below| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    }
+}
+
+/// The next smaller number of three digits.
+fn next_smaller(count: &str) -> String {
+    let mut power = count
+        .split_once('.')
+        .map_or(0, |(_, places)| -i64::try_from(places.len()).expect("few"));
+    let mut digits: u64 = count.replace('.', "").parse().expect("digits");
+    while digits < 100 {
+        (digits, power) = (digits * 10, power - 1);
+    }
+    while digits > 999 {
+        assert_eq!(digits % 10, 0, "{count} has more than three digits");
+        (digits, power) = (digits / 10, power + 1);
+    }
+    assert!(digits > 100, "{count}: the next smaller has another power");
+    format!("{}e{power}", digits - 1)
+}
+
+#[test]
+fn what_fits_rejects_nothing_and_one_less_does() {
+    for (seed, more) in [
+        "",
+        "max_wait = '700ms'\n",
+        "per = ['tenant']\n",
+        "max_wait = '2s'\nper = ['tenant']\n",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut noise = noise(seed as u64);
+        let mut text = String::from("time,tool,tenant,cost\n");
+        let mut now = 0;
+        for _ in 0..400 {
+            now += 50_000_000 + noise(2) * noise(2_500_000_000);
+            let (whole, part) = (now / 1_000_000_000, now % 1_000_000_000);
+            let _ = writeln!(
+                text,
+                "{whole}.{part:09},search,t{},{}",
+                noise(3),
+                1 + noise(3)
+            );
+        }
+        let calls = trace("fit.csv", text);
+        let limits = |rate: &str, burst: u64| {
+            format!("[limits.search]\nrate = '{rate}'\nburst = {burst}\n{more}")
+        };
+        let path = trace("fit.toml", limits("50/min", 5));
+        let args = [
+            path.to_str().expect("UTF-8"),
+            calls.to_str().expect("UTF-8"),
+            "--fit",
+            "--json",
+        ];
+        let json = printed(&args);
+
+        let burst = number_after(&json, "\"burst\": ");
+        assert_eq!(
+            rejected(&limits("50/min", burst), &calls),
+            0,
+            "{more}: {burst}"
+        );
+        assert!(
+            rejected(&limits("50/min", burst - 1), &calls) > 0,
+            "{more}: {burst}"
+        );
+
+        let (_, rate) = json.split_once("\"rate\": \"").expect("a rate");
+        let (count, _) = rate.split_once("/min").expect("in the unit of the file");
+        assert_eq!(
+            rejected(&limits(&format!("{count}/min"), 5), &calls),
+            0,
+            "{more}: {count}"
+        );
+        let less = next_smaller(count);
+        assert!(
+            rejected(&limits(&format!("{less}/min"), 5), &calls) > 0,
+            "{more}: {less}"
+        );
+    }
+}
+
+#[test]
+fn any_order_of_lines_is_put_in_order_of_time() {
+    let mut noise = noise(1);
+    let lines: Vec<String> = (0..150_000)
+        .map(|line| {
+            format!(
+                "{}.{:03},crm_{},t{},,0.3\n",
+                line / 40,
+                line % 1_000,
+                line % 7,
+                noise(50)
+            )
+        })
+        .collect();
+    let head = "time,tool,tenant,cost,duration\n";
+    let mut sorted = lines.clone();
+    let time = |line: &String| {
+        line.split(',')
+            .next()
+            .map(|time| time.parse::<f64>().unwrap_or(0.0).to_bits())
+    };
+    sorted.sort_by_key(time);
+    let mut near = sorted.clone();
+    near.chunks_mut(9_000)
+        .for_each(|chunk| chunk.sort_by_key(|line| std::cmp::Reverse(time(line))));
+    let mut far = lines;
+    far.reverse();
+    let said = |name: &str, lines: &[String]| {
+        let path = trace(name, head.to_owned() + &lines.concat());
+        let args = [LIMITS, path.to_str().expect("UTF-8"), "--json"];
+        printed(&args).replace(name, "sorted.csv")
+    };
+    // Calls of one time stay in the order of the file: here there are none.
+    sorted.dedup_by_key(|line| time(line));
+    near.retain(|line| {
+        sorted
+            .binary_search_by_key(&time(line), time)
+            .is_ok_and(|at| sorted[at] == *line)
+    });
+    far.retain(|line| {
+        sorted
+            .binary_search_by_key(&time(line), time)
+            .is_ok_and(|at| sorted[at] == *line)
+    });
+    assert_eq!((near.len(), far.len()), (sorted.len(), sorted.len()));
+    let right = said("sorted.csv", &sorted);
+    assert_eq!(said("near.csv", &near), right);
+    assert_eq!(said("far.csv", &far), right);
+}
+
+/// Marks at the start, line ends of both kinds, quotes, blank lines, no end of the last line.
+#[test]
+fn odd_files_are_read() {
+    let plain = "time,tool,tenant\n1,crm_a,x\n2,crm_b,y\n";
+    let calls = |name: &str, text: &str| {
+        let path = trace(name, text);
+        printed(&[LIMITS, path.to_str().expect("UTF-8"), "--json"]).replace(name, "odd")
+    };
+    let right = calls("plain.csv", plain);
+    for text in [
+        format!("\u{feff}{plain}"),
+        plain.replace('\n', "\r\n"),
+        plain.replace('\n', "\n\n"),
+        plain.trim_end().to_owned(),
+        plain
+            .replace("crm_a", "\"crm_a\"")
+            .replace("tenant", "\"tenant\""),
+        plain.replace("1,crm_a,x\n2,crm_b,y", "2,crm_b,y\n1,crm_a,x"),
+    ] {
+        assert_eq!(calls("odd.csv", &text), right, "{text:?}");
+    }
+    let json = "{\"time\":1,\"tool\":\"crm_a\",\"fields\":{\"tenant\":\"x\"}}\n{\"time\":2,\"tool\":\"crm_b\",\"fields\":{\"tenant\":\"y\"},\"new\":[{}]}";
+    for text in [
+        json.to_owned(),
+        format!("\u{feff}{json}"),
+        json.replace('\n', "\r\n") + "\r\n",
+    ] {
+        assert_eq!(calls("odd.jsonl", &text), right, "{text:?}");
+        assert_eq!(calls("odd.log", &text), right, "{text:?}");
+    }
+    let one = calls("one.csv", "time,tool\n5,crm_a\n");
+    assert_eq!(number_after(&one, "\"calls\": "), 1);
+}
+
+#[test]
+fn a_line_that_cannot_be_read_is_named_by_its_number() {
+    let long = format!("1,{}\n", "x".repeat(70_000));
+    for (text, why) in [
+        ("", "there is no call in it"),
+        ("\n\n", "there is no call in it"),
+        ("time,tool\n", "there is no call in it"),
+        (
+            "1,search\n2,search\n",
+            "line 1 must name the columns, and has no 'time' among them: '1,search'",
+        ),
+        (
+            "time,tool,time\n",
+            "line 1: the column 'time' is there twice",
+        ),
+        (
+            "time,tool\n1,a\nsoon,a\n",
+            "line 3: time must be seconds since 1970 or a date and time such as 2026-11-30T07:00:00.25Z, with at most 9 digits after the point, not 'soon'",
+        ),
+        (
+            "time,tool\n1,a,b\n",
+            "line 2: 3 fields, where line 1 names 2",
+        ),
+        ("time,tool\n1,\n", "line 2: the tool must have a name"),
+        (
+            "time,tool,cost\n1,a,0\n",
+            "line 2: cost must be a whole number of at least 1, not '0'",
+        ),
+        (
+            "time,tool,duration\n1,a,-1\n",
+            "line 2: duration must be seconds, with at most 9 digits after the point, not '-1'",
+        ),
+        (
+            "time,tool\n1,\"a\n2,b\n",
+            "line 2: a quoted field does not end on its line",
+        ),
+        (&format!("time,tool\n{long}"), "line 2: longer than 64 KiB"),
+        (
+            "{\"time\":1}\n",
+            "line 1: missing field `tool`, at character 10",
+        ),
+        (
+            "{\"time\":1,\"tool\":\"a\",\"fields\":{\"tenant\":5}}\n",
+            "line 1: invalid type: integer `5`, expected a string, at character 41",
+        ),
+        (
+            "{\"time\":1,\"tool\":\"a\"\n",
+            "line 1: EOF while parsing an object at line 2 column 0",
+        ),
+    ] {
+        let path = trace("bad", text);
+        let path = path.to_str().expect("UTF-8");
+        let (code, out, err) = run(&[LIMITS, path]);
+        assert_eq!((code, &*out), (1, ""), "{text:?}");
+        assert_eq!(err, format!("error: {path}: {why}\n"));
+    }
+    let path = trace(
+        "partly_bad.csv",
+        format!("time,tool\n1,a\nb\n2,\"a\n3,a\n{long}4,a\n"),
+    );
+    let path = path.to_str().expect("UTF-8");
+    let (code, out, err) = run(&[LIMITS, path, "--skip-bad", "--json"]);
+    assert_eq!(code, 0);
+    assert_eq!(
+        (
+            number_after(&out, "\"calls\": "),
+            number_after(&out, "\"skipped\": ")
+        ),
+        (3, 3)
+    );
+    let first = "line 3: 1 fields, where line 1 names 2";
+    let lines = "3 lines left out that cannot be read, the first of them";
+    assert_eq!(err, format!("warning: {path}: {lines} {first}\n"));
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused() {
+    for (args, status, said) in [
+        (
+            &[LIMITS, "tests/none.csv"][..],
+            1,
+            "error: tests/none.csv cannot be read: No such file",
+        ),
+        (
+            &[LIMITS, "tests"],
+            1,
+            "error: tests cannot be read: is a directory",
+        ),
+        (
+            &["tests/none.toml", CSV],
+            1,
+            "error: the file cannot be read: No such file",
+        ),
+        (&["tests/bad/no_rate.toml", CSV], 1, "error: "),
+        (
+            &[LIMITS, CSV, "--plot", "tests/none/a.svg"],
+            1,
+            "error: tests/none/a.svg cannot be written: No such",
+        ),
+        (
+            &[LIMITS, CSV, "--service", "0/s"],
+            2,
+            "N/s, N/min, N/h or N/day with N a whole number from 1 to 1,000,000",
+        ),
+    ] {
+        let (code, out, err) = run(args);
+        assert_eq!((code, &*out), (status, ""), "{args:?}");
+        assert!(err.contains(said), "{args:?}: {err}");
+        assert!(!err.contains("error: error"), "{err}");
+    }
+}
+
+#[test]
+fn names_that_a_terminal_would_obey_are_escaped() {
+    let path = trace("names.csv", "time,tool\n1,\u{1b}[2J\n");
+    let text = printed(&[LIMITS, path.to_str().expect("UTF-8")]);
+    assert!(
+        text.contains("\\u{1b}[2J") && !text.contains('\u{1b}'),
+        "{text}"
+    );
+}
+
+/// In 192 MiB of addresses, of which the program and its stacks take a part: what grew with the length of
+/// the trace by 16 bytes a call would not fit.
+#[cfg(target_os = "linux")]
+#[test]
+fn ten_million_lines_take_no_more_memory_than_a_few() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("long.csv");
+    let mut out = BufWriter::new(fs::File::create(&path).expect("a writable folder"));
+    let mut line = || -> io::Result<()> {
+        writeln!(out, "time,tool,tenant,duration")?;
+        for call in 0..10_000_000_u64 {
+            writeln!(
+                out,
+                "{}.{:03},crm_a,t{},1",
+                call / 1_000,
+                call % 1_000,
+                call % 1_000
+            )?;
+        }
+        out.flush()
+    };
+    line().expect("room for 250 MB");
+    let mut command = Command::new("sh");
+    let limited = "ulimit -v 196608; exec \"$@\"";
+    command.args([
+        "-c",
+        limited,
+        "sh",
+        env!("CARGO_BIN_EXE_callgate"),
+        "simulate",
+        LIMITS,
+    ]);
+    let said = command.arg(&path).output().expect("the binary runs");
+    fs::remove_file(&path).expect("the trace");
+    assert_eq!(String::from_utf8_lossy(&said.stderr), "");
+    let text = String::from_utf8(said.stdout).expect("UTF-8");
+    assert!(text.contains(": 10,000,000 calls of 1 tool in"), "{text}");
 }

@@ -81,18 +81,28 @@ impl Overview {
             let tool = self.counts.tool(limiter, name);
             self.counts.tools.push(tool);
         }
+        self.look_until(arrival.now);
         let counts = &mut self.counts;
         counts.length = arrival.now;
         let may_wait = counts.tools[arrival.tool].may_wait;
         let name = &names[arrival.tool];
         self.run
             .arrive(arrival, name, may_wait, &mut |event| counts.hear(event));
-        if let Some(plot) = counts.plot.as_mut().filter(|plot| plot.looks(arrival.now)) {
-            let levels = self
-                .run
-                .limiter()
-                .snapshot_at(Duration::from_nanos(arrival.now));
-            plot.look(arrival.now, &levels);
+    }
+
+    /// Looks at the levels as often as the picture needs it.
+    fn look_until(&mut self, now: u64) {
+        while let Some(now) = self
+            .counts
+            .plot
+            .as_mut()
+            .and_then(|plot| plot.next_look(now))
+        {
+            self.run.until(now, &mut |event| self.counts.hear(event));
+            let levels = self.run.limiter().snapshot_at(Duration::from_nanos(now));
+            if let Some(plot) = &mut self.counts.plot {
+                plot.look(now, &levels);
+            }
         }
     }
 

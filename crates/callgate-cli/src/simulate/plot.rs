@@ -6,6 +6,7 @@ use callgate::{Level, Limit};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::DEFAULT;
 use crate::table::{grouped, shown};
 
 /// A picture has at least this many columns, and less than twice as many, where there are calls enough.
@@ -73,9 +74,10 @@ impl Plot {
         self.column(limit, now).admitted += tokens;
     }
 
-    /// Whether it is time to look at the levels.
-    pub(crate) fn looks(&self, now: u64) -> bool {
-        now >= self.next_look
+    /// The next time up to this one at which to look at the levels.
+    pub(crate) fn next_look(&mut self, now: u64) -> Option<u64> {
+        self.widen(now);
+        (self.next_look <= now).then_some(self.next_look)
     }
 
     pub(crate) fn look(&mut self, now: u64, levels: &[Level<'_>]) {
@@ -86,13 +88,18 @@ impl Plot {
         self.next_look = now.saturating_add(self.width / LOOKS);
     }
 
-    fn column(&mut self, limit: usize, now: u64) -> &mut Column {
+    /// Joins columns until there are few enough.
+    fn widen(&mut self, now: u64) {
         while now / self.width >= 2 * COLUMNS as u64 {
             self.width *= 2;
             for columns in &mut self.limits {
                 *columns = columns.chunks(2).map(Column::joined).collect();
             }
         }
+    }
+
+    fn column(&mut self, limit: usize, now: u64) -> &mut Column {
+        self.widen(now);
         // Less than twice the columns.
         let place = usize::try_from(now / self.width).unwrap_or(0);
         let columns = &mut self.limits[limit];
@@ -127,7 +134,7 @@ impl Plot {
     }
 
     fn panel(&self, area: &Area<'_>, heading: &str, limit: &Limit, columns: &[Column]) -> Drawn {
-        let width = per_second(self.width);
+        let width = in_seconds(self.width);
         let (scale, unit) = unit_of(width * float(columns.len() as u64));
         let step = width / scale;
         let end = step * float(columns.len().max(1) as u64);
@@ -151,6 +158,8 @@ impl Plot {
             .light_line_style(TRANSPARENT)
             .x_desc(format!("{unit} since the first call"))
             .y_desc("tokens a second")
+            .x_label_formatter(&number)
+            .y_label_formatter(&number)
             .draw()?;
         let steps = |value: fn(&Column) -> u64| -> Vec<(f64, f64)> {
             let columns = columns.iter().enumerate();
@@ -177,6 +186,7 @@ impl Plot {
             chart
                 .configure_secondary_axes()
                 .y_desc("lowest level, tokens")
+                .y_label_formatter(&number)
                 .draw()?;
             chart
                 .draw_secondary_series(LineSeries::new(levels, LEVEL))?
@@ -202,10 +212,8 @@ fn heading(name: &str, limit: &Limit) -> String {
         .map(|rate| rate.to_string())
         .unwrap_or_default();
     let burst = grouped(limit.capacity());
-    let split = match limit.split_by() {
-        [] => "",
-        _ => ", split into buckets: no one level",
-    };
+    let is_split = name == DEFAULT || !limit.split_by().is_empty();
+    let split = if is_split { ", in several buckets" } else { "" };
     format!("{}: {rate}, burst {burst}{split}", shown(name))
 }
 
@@ -226,7 +234,13 @@ fn unit_of(seconds: f64) -> (f64, &'static str) {
     }
 }
 
-fn per_second(nanos: u64) -> f64 {
+/// As short as it is written.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as plotters wants it")]
+fn number(value: &f64) -> String {
+    ((value * 1e6).round() / 1e6).to_string()
+}
+
+fn in_seconds(nanos: u64) -> f64 {
     float(nanos) / 1e9
 }
 

@@ -188,7 +188,7 @@ impl Run {
     }
 
     /// Time passes until then: of what happens at one time, calls end before others have their turn.
-    fn until(&mut self, now: u64, said: &mut impl FnMut(Event)) {
+    pub(crate) fn until(&mut self, now: u64, said: &mut impl FnMut(Event)) {
         loop {
             let end = self.running.peek().map(|Reverse(running)| running.end);
             let due = self.due.peek().map(|&Reverse((next, _))| next);

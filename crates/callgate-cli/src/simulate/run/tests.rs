@@ -101,13 +101,12 @@ fn simulated(limits: &[(&str, Limit)], calls: &[Asked]) -> Outcomes {
         if let Some(tenant) = call.tenant {
             draft.set(0, tenant);
         }
-        let (tool, cells) = (0, 0);
         draft.push(Row {
             time: call.now,
             duration: call.duration,
             cost: call.cost,
-            tool,
-            cells,
+            tool: 0,
+            cells: 0,
         });
         let arrival = Arrival {
             now: call.now,
