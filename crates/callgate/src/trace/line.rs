@@ -38,7 +38,7 @@ pub(super) struct Record {
     pub(super) admitted: Option<Instant>,
     duration: Option<Duration>,
     pub(super) outcome: Outcome,
-    cost: u64,
+    cost: Option<u64>,
     /// The tool's name, then the fields' names and values, in one piece of memory.
     texts: String,
     ends: SmallVec<[usize; 5]>,
@@ -58,7 +58,7 @@ impl Record {
             admitted: None,
             duration: None,
             outcome: Outcome::Cancelled,
-            cost: call.given_cost().unwrap_or(1),
+            cost: call.given_cost(),
             texts: String::with_capacity(texts().map(str::len).sum()),
             ends: SmallVec::new(),
         };
@@ -135,8 +135,8 @@ impl Form {
         if before == "," {
             put(lines, format_args!("}}"));
         }
-        if record.cost != 1 {
-            put(lines, format_args!(",\"cost\":{}", record.cost));
+        if let Some(cost) = record.cost {
+            put(lines, format_args!(",\"cost\":{cost}"));
         }
         if !record.waited.is_zero() {
             put(
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_is_as_usual_is_left_out() {
-        let call = Call::new("search").cost(NonZeroU64::MIN);
+        let call = Call::new("search");
         assert_eq!(
             line(&call, Duration::ZERO, ran(0, 1)),
             "{\"time\":1764489600,\"tool\":\"search\",\"duration\":0.000000001,\"outcome\":\"ok\"}\n"
