@@ -15,7 +15,8 @@ use crate::clock::nanos;
 use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rest};
 use crate::limiter::overruled;
 use crate::rules::{Limited, Rules};
-use crate::store::memory::{Draw, Moved, Verdict, draw_all};
+use crate::store::memory::Moved;
+use crate::store::{Draw, Verdict, draw_all};
 use crate::waiting::{CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
 use crate::{ConfigError, Limiter, MAX_WAIT, Rate};
 
@@ -209,7 +210,12 @@ impl Limiter {
                     return Ok(Poll::Ready(Decision::Admitted(permit)));
                 }
                 // Others were faster, who did not ask whose turn it is.
-                Verdict::Refused(place, wait, fill) => counter.refused_after_all(place, wait, fill),
+                Verdict::Refused(place, wait, fill) => {
+                    counter.refused_after_all(place, Reason::of(wait), wait, fill)
+                }
+                Verdict::Unavailable => {
+                    counter.refused_after_all(0, Reason::Store, None, Fill::NOTHING)
+                }
             },
         };
         if let Some((turn, waker)) = &mut turn
@@ -500,11 +506,17 @@ impl Counter<'_, '_, '_> {
         })
     }
 
-    fn refused_after_all(&self, place: usize, wait: Option<Duration>, fill: Fill) -> Refused {
+    fn refused_after_all(
+        &self,
+        place: usize,
+        reason: Reason,
+        wait: Option<Duration>,
+        fill: Fill,
+    ) -> Refused {
         Refused {
             place,
             obstacle: Obstacle {
-                reason: Reason::of(wait),
+                reason,
                 wait,
                 refill: wait.unwrap_or_default(),
                 why: Why::Tokens,
