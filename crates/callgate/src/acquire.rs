@@ -225,6 +225,7 @@ impl Limiter {
         }
         counter.settle();
         let Obstacle { reason, wait, .. } = refused.obstacle;
+        limits[refused.place].buckets.count(false);
         let number = limits[refused.place].number;
         let rejection = self.rejection(number, tool, reason, wait, refused.fill);
         Ok(Poll::Ready(overruled(rules, Decision::Rejected(rejection))))
@@ -531,6 +532,7 @@ impl Counter<'_, '_, '_> {
     fn admit(&mut self, turn: Option<&mut Turn>) -> Option<Box<Rest<'static>>> {
         let mut running = SmallVec::new();
         for (place, limited) in self.asked.limits.iter().enumerate() {
+            limited.buckets.count(true);
             if limited.limit.most_concurrent().is_some() {
                 let key = self.draws[place].key();
                 running.push(Running {
@@ -626,6 +628,8 @@ impl Counter<'_, '_, '_> {
             limited
                 .buckets
                 .hold(has_pauses || !self.lines[place].is_empty());
+            let waiting = self.lines[place].waiting();
+            limited.buckets.count_waiting(waiting);
         }
     }
 }

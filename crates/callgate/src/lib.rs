@@ -46,4 +46,6 @@ pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST, MAX_WAIT};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
+#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 pub use waiting::{Home, after_fork};

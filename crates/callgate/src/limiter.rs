@@ -349,6 +349,7 @@ impl Limiter {
             Plain::Shared(buckets, price, number) => {
                 let reached = buckets.bucket().reached(now);
                 let drawn = buckets.draw(None, reached, *price)?;
+                buckets.count(drawn.is_ok());
                 let verdict = verdict(buckets.bucket(), reached, now, *price, drawn);
                 return Some(self.decision(tool, verdict, |_| *number));
             }
@@ -381,6 +382,7 @@ impl Limiter {
         let reached = bucket.reached(now);
         let key = limited.key(&self.secret, call);
         let drawn = limited.buckets.draw(key, reached, price)?;
+        limited.buckets.count(drawn.is_ok());
         let verdict = verdict(bucket, reached, now, price, drawn);
         let decision = self.decision(tool, verdict, |_| limited.number);
         Some(overruled(rules, decision))
@@ -421,6 +423,13 @@ impl Limiter {
     ) -> Option<Decision<'_>> {
         let draws = self.draws(limits, call, now);
         let verdict = draw_all(&draws, now).ok()?;
+        match verdict {
+            Verdict::Admitted(_) => limits
+                .iter()
+                .for_each(|limited| limited.buckets.count(true)),
+            Verdict::Refused(place, ..) => limits[place].buckets.count(false),
+            Verdict::Unavailable => {}
+        }
         self.warn_of_all(limits);
         let decision = self.decision(tool, verdict, |index| limits[index].number);
         Some(overruled(rules, decision))
@@ -440,7 +449,8 @@ impl Limiter {
                 _ => limited.key(&self.secret, call),
             };
             before = Some((limited, key));
-            Draw::new(&limited.buckets, now, limited.price(call.given_cost()), key)
+            let price = limited.price(call.given_cost());
+            Draw::new(limited.buckets.source(), now, price, key)
         });
         draws.collect()
     }

@@ -447,19 +447,16 @@ impl Limited {
         if self.parts.is_empty() {
             return None;
         }
-        let mut hasher = secret.hasher();
-        for part in &self.parts {
-            let value = match part {
-                Part::Tool => Some(call.tool()),
-                Part::Field(name) => call.value(name),
-            };
-            // No two calls that differ here write the same bytes.
-            let length = value.map_or(u64::MAX, |value| value.len() as u64);
-            hasher.write(&length.to_le_bytes());
-            hasher.write(value.unwrap_or_default().as_bytes());
-        }
-        Some(Key::new(hasher.finish128().as_u128()))
+        let values = self.parts.iter().map(|part| part.value(call));
+        Some(secret.key_of(values))
     }
+}
+
+/// The key of the bucket that a call has under a limit that these fields split.
+#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+pub(crate) fn key_of(secret: &Secret, per: Vec<&str>, call: &Call<'_>) -> Key {
+    let values = per.into_iter().map(|field| Part::new(field).value(call));
+    secret.key_of(values)
 }
 
 impl Tools {
@@ -478,6 +475,14 @@ impl Part {
             Self::Tool
         } else {
             Self::Field(field.into())
+        }
+    }
+
+    #[inline]
+    fn value<'c>(&self, call: &Call<'c>) -> Option<&'c str> {
+        match self {
+            Self::Tool => Some(call.tool()),
+            Self::Field(name) => call.value(name),
         }
     }
 
@@ -513,7 +518,19 @@ impl Secret {
         self.0
     }
 
-    fn key(&self, text: &str) -> Key {
+    #[inline]
+    fn key_of<'v>(&self, values: impl Iterator<Item = Option<&'v str>>) -> Key {
+        let mut hasher = self.hasher();
+        for value in values {
+            // No two calls that differ here write the same bytes.
+            let length = value.map_or(u64::MAX, |value| value.len() as u64);
+            hasher.write(&length.to_le_bytes());
+            hasher.write(value.unwrap_or_default().as_bytes());
+        }
+        Key::new(hasher.finish128().as_u128())
+    }
+
+    pub(crate) fn key(&self, text: &str) -> Key {
         Key::new(self.0.hash(text.as_bytes()).as_u128())
     }
 }

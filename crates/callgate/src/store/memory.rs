@@ -391,13 +391,13 @@ fn find(
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
     /// None where there is no bucket yet, or it is elsewhere: the state is the one from which it would start.
-    word: Option<&'a AtomicU64>,
-    bucket: &'a Bucket,
-    reached: Reached<'a>,
+    pub(super) word: Option<&'a AtomicU64>,
+    pub(super) bucket: &'a Bucket,
+    pub(super) reached: Reached<'a>,
     /// None where a full bucket holds less.
-    price: Option<Price>,
-    state: u64,
-    floor: u64,
+    pub(super) price: Option<Price>,
+    pub(super) state: u64,
+    pub(super) floor: u64,
 }
 
 impl<'a> Seen<'a> {
@@ -412,18 +412,6 @@ impl<'a> Seen<'a> {
             state: settled(&buckets.word)?,
             floor: 0,
         })
-    }
-
-    /// What a call finds in a bucket of another store, which counts as at least so empty.
-    pub(super) fn at(draw: &Draw<'a>, state: u64, floor: u64) -> Self {
-        Self {
-            word: None,
-            bucket: draw.bucket,
-            reached: draw.reached,
-            price: draw.price,
-            state,
-            floor: draw.floor.max(floor),
-        }
     }
 
     /// The state that follows, if it admits.

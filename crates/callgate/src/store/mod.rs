@@ -189,6 +189,28 @@ impl Buckets {
         }
     }
 
+    /// Counts a decision, for those who look into the store.
+    #[inline]
+    pub(crate) fn count(&self, admitted: bool) {
+        if let Self::Shared(buckets) = self {
+            buckets.count(admitted);
+        }
+    }
+
+    /// Says how many wait for them in this process, likewise.
+    pub(crate) fn count_waiting(&self, waiting: usize) {
+        if let Self::Shared(buckets) = self {
+            buckets.count_waiting(waiting);
+        }
+    }
+
+    pub(crate) fn source(&self) -> Source<'_> {
+        match self {
+            Self::Memory(buckets) => Source::Memory(buckets),
+            Self::Shared(buckets) => Source::Shared(buckets),
+        }
+    }
+
     /// Whether they are the same ones.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
@@ -218,9 +240,16 @@ pub(crate) enum Verdict {
     Unavailable,
 }
 
+/// Buckets to draw from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a> {
+    Memory(&'a memory::Buckets),
+    Shared(&'a shm::Buckets),
+}
+
 /// What a call asks of one limit.
 pub(crate) struct Draw<'a> {
-    buckets: &'a Buckets,
+    source: Source<'a>,
     bucket: &'a Bucket,
     reached: Reached<'a>,
     /// None where a full bucket holds less.
@@ -237,14 +266,17 @@ pub(crate) struct Draw<'a> {
 impl<'a> Draw<'a> {
     #[inline]
     pub(crate) fn new(
-        buckets: &'a Buckets,
+        source: Source<'a>,
         now: u64,
         price: Option<Price>,
         key: Option<Key>,
     ) -> Self {
-        let bucket = buckets.bucket();
+        let bucket = match source {
+            Source::Memory(buckets) => &buckets.bucket,
+            Source::Shared(buckets) => buckets.bucket(),
+        };
         Self {
-            buckets,
+            source,
             bucket,
             reached: bucket.reached(now),
             price,
@@ -280,9 +312,9 @@ impl<'a> Draw<'a> {
 
     /// The state of the bucket; changes nothing.
     pub(crate) fn look(&self) -> Result<u64, Moved> {
-        let state = match self.buckets {
-            Buckets::Memory(buckets) => memory::look(buckets, self.key)?,
-            Buckets::Shared(buckets) => buckets.look(self.key, self.reached.now()),
+        let state = match self.source {
+            Source::Memory(buckets) => memory::look(buckets, self.key)?,
+            Source::Shared(buckets) => buckets.look(self.key, self.reached.now()),
         };
         Ok(state.max(self.floor))
     }
@@ -299,23 +331,17 @@ impl<'a> Draw<'a> {
     }
 
     fn memory(&self) -> Option<&'a memory::Buckets> {
-        match self.buckets {
-            Buckets::Memory(buckets) => Some(buckets),
-            Buckets::Shared(_) => None,
+        match self.source {
+            Source::Memory(buckets) => Some(buckets),
+            Source::Shared(_) => None,
         }
     }
 
     fn shared(&self) -> Option<&'a shm::Buckets> {
-        match self.buckets {
-            Buckets::Memory(_) => None,
-            Buckets::Shared(buckets) => Some(buckets),
+        match self.source {
+            Source::Memory(_) => None,
+            Source::Shared(buckets) => Some(buckets),
         }
-    }
-
-    /// What it finds in a shared store, before anything is made.
-    fn seen_shared(&self) -> Option<memory::Seen<'a>> {
-        let state = self.shared()?.look(self.key, self.reached.now());
-        Some(memory::Seen::at(self, state, 0))
     }
 }
 

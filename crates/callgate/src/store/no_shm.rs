@@ -92,6 +92,14 @@ impl Buckets {
         match *self {}
     }
 
+    pub(crate) fn count(&self, _: bool) {
+        match *self {}
+    }
+
+    pub(crate) fn count_waiting(&self, _: usize) {
+        match *self {}
+    }
+
     pub(crate) fn was_pooled(&self) -> bool {
         match *self {}
     }

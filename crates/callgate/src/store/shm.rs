@@ -9,7 +9,9 @@
 //! tokens, by whoever meets it under an edition of the limit that is not theirs.
 
 mod cells;
+mod counts;
 mod file;
+mod inspect;
 mod label;
 mod time;
 mod url;
@@ -29,7 +31,9 @@ use crate::clock::{Clock, nanos};
 use crate::rules::Secret;
 use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
+use counts::Counts;
 use file::{Edition, File, Locked, pair};
+pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 use label::Label;
 pub(crate) use time::now;
 use url::Url;
@@ -131,6 +135,7 @@ impl Store {
             fill,
             held: AtomicBool::new(false),
             pooled: AtomicU8::new(0),
+            counts: Counts::new(file, &locked, edition),
         };
         buckets.come_into_use(&locked, named, now);
         Ok(buckets)
@@ -201,6 +206,7 @@ pub(crate) struct Buckets {
     /// Whether some wait in this process.
     held: AtomicBool,
     pooled: AtomicU8,
+    counts: Counts,
 }
 
 impl Buckets {
@@ -486,6 +492,24 @@ impl Buckets {
         edition.is_some_and(|edition| edition.first.load(Ordering::Relaxed) == self.first as u64)
     }
 
+    #[inline]
+    pub(crate) fn count(&self, admitted: bool) {
+        if let Some(row) = self.counts.row(&self.file, self.edition) {
+            let count = if admitted {
+                &row.admitted
+            } else {
+                &row.rejected
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn count_waiting(&self, waiting: usize) {
+        if let Some(row) = self.counts.row(&self.file, self.edition) {
+            row.waiting.store(waiting as u64, Ordering::Relaxed);
+        }
+    }
+
     /// Whether a key found no place for a bucket of its own; says so only once.
     pub(crate) fn was_pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed) == memory::POOLED
@@ -546,6 +570,12 @@ impl Buckets {
     }
 }
 
+impl Drop for Buckets {
+    fn drop(&mut self) {
+        self.counts.give_up(&self.file);
+    }
+}
+
 fn xor(one: [u64; 2], other: [u64; 2]) -> [u64; 2] {
     [one[0] ^ other[0], one[1] ^ other[1]]
 }
@@ -558,10 +588,26 @@ struct Frozen<'a> {
     floor: u64,
 }
 
+/// What a call finds in a bucket, which counts as at least so empty.
+fn seen<'a>(draw: &Draw<'a>, state: u64, floor: u64) -> Seen<'a> {
+    Seen {
+        word: None,
+        bucket: draw.bucket,
+        reached: draw.reached,
+        price: draw.price,
+        state,
+        floor: draw.floor.max(floor),
+    }
+}
+
 /// Draws from all limits of a call, or from none.
 pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Verdict {
-    let seen: SmallVec<[_; 4]> = draws.iter().filter_map(Draw::seen_shared).collect();
-    if let Some(refused) = memory::refusal(&seen, now) {
+    let looked = draws.iter().filter_map(|draw| {
+        let state = draw.shared()?.look(draw.key, now);
+        Some(seen(draw, state, 0))
+    });
+    let looked: SmallVec<[_; 4]> = looked.collect();
+    if let Some(refused) = memory::refusal(&looked, now) {
         return refused;
     }
     if let [only] = draws
@@ -581,14 +627,14 @@ fn draw_one(draw: &Draw<'_>, now: u64) -> Option<Verdict> {
         Some(key) => cells::find(buckets.file.cells(), buckets.key(key))?,
     };
     loop {
-        let Ok(seen) = buckets.settled(word, first, now) else {
+        let Ok(found) = buckets.settled(word, first, now) else {
             return Some(Verdict::Unavailable);
         };
-        let at = Seen::at(draw, seen?.state, 0);
+        let at = seen(draw, found?.state, 0);
         let Some(next) = at.next() else {
             return memory::refusal(&[at], now);
         };
-        if word.swap(seen?, seen?.with_state(next)).is_ok() {
+        if word.swap(found?, found?.with_state(next)).is_ok() {
             return Some(Verdict::Admitted(at.fill(next)));
         }
     }
@@ -596,8 +642,7 @@ fn draw_one(draw: &Draw<'_>, now: u64) -> Option<Verdict> {
 
 /// Freezes all buckets of a call, finds that all admit, and writes what follows; none where it cannot.
 fn charge(draws: &[Draw<'_>], now: u64) -> Option<Verdict> {
-    let file = &draws.first()?.shared()?.file;
-    let locked = file.lock()?;
+    let locked = draws.first()?.shared()?.file.lock()?;
     locked.freezing(true);
     let mut frozen: SmallVec<[(Frozen<'_>, Seen<'_>); 4]> = SmallVec::new();
     for draw in draws {
@@ -605,7 +650,7 @@ fn charge(draws: &[Draw<'_>], now: u64) -> Option<Verdict> {
             .shared()
             .and_then(|buckets| buckets.freeze(draw.key(), now));
         let Some(bucket) = bucket else { break };
-        let seen = Seen::at(draw, bucket.seen.state, bucket.floor);
+        let seen = seen(draw, bucket.seen.state, bucket.floor);
         frozen.push((bucket, seen));
     }
     let seen: SmallVec<[_; 4]> = frozen.iter().map(|(_, seen)| *seen).collect();

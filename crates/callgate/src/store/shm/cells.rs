@@ -40,7 +40,7 @@ impl Stamped {
         state: 0,
     };
 
-    fn of(bits: u128) -> Self {
+    pub(super) fn of(bits: u128) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
         let (stamp, state) = ((bits >> 64) as u64, bits as u64);
         Self { stamp, state }
@@ -126,12 +126,12 @@ impl Word {
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(super) struct Cell {
-    key: [AtomicU64; 2],
+    pub(super) key: [AtomicU64; 2],
     pub(super) word: Word,
 }
 
 impl Cell {
-    fn key(&self) -> [u64; 2] {
+    fn key_now(&self) -> [u64; 2] {
         [&self.key[0], &self.key[1]].map(|half| half.load(Ordering::Acquire))
     }
 
@@ -140,7 +140,7 @@ impl Cell {
     fn of(&self, key: [u64; 2], seen: Stamped) -> Option<Stamped> {
         let mut seen = seen;
         loop {
-            if !seen.has_key() || self.key() != key {
+            if !seen.has_key() || self.key_now() != key {
                 return None;
             }
             // The key was this use's if the cell was of no other before it and after it.

@@ -46,13 +46,13 @@ const NAP: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub(super) struct Header {
-    magic: AtomicU64,
-    version: AtomicU64,
-    size: AtomicU64,
-    slots: AtomicU64,
+    pub(super) magic: AtomicU64,
+    pub(super) version: AtomicU64,
+    pub(super) size: AtomicU64,
+    pub(super) slots: AtomicU64,
     boot: [AtomicU64; 2],
     /// What keys are made with.
-    secret: [AtomicU64; 2],
+    pub(super) secret: [AtomicU64; 2],
     /// How many editions there are.
     pub(super) editions: AtomicU64,
     /// How many stamps were given.
@@ -113,9 +113,9 @@ pub(super) struct Row {
 
 pub(super) const ROWS: usize = 1024;
 
-const EDITIONS_AT: usize = size_of::<Header>();
-const ROWS_AT: usize = EDITIONS_AT + EDITIONS * size_of::<Edition>();
-const CELLS_AT: usize = ROWS_AT + ROWS * size_of::<Row>();
+pub(super) const EDITIONS_AT: usize = size_of::<Header>();
+pub(super) const ROWS_AT: usize = EDITIONS_AT + EDITIONS * size_of::<Edition>();
+pub(super) const CELLS_AT: usize = ROWS_AT + ROWS * size_of::<Row>();
 
 const fn size(slots: usize) -> usize {
     CELLS_AT + slots * size_of::<Cell>()
@@ -223,21 +223,8 @@ impl File {
 
     fn check(&self, length: usize) -> Result<(), Refused> {
         let header = self.header();
-        let said = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        if said(&header.magic) != MAGIC {
-            return Err(Refused::new("a store of callgate", "another kind of file"));
-        }
-        let version = said(&header.version);
-        if version != VERSION {
-            let allowed = format!("of layout {VERSION}");
-            return Err(Refused::new(allowed, format!("layout {version}")));
-        }
-        let (size_said, slots) = (said(&header.size), said(&header.slots));
-        if size_said != length as u64 || size(self.slots) != length || slots != self.slots as u64 {
-            let allowed = format!("{size_said} bytes for {slots} slots, as it says itself");
-            return Err(Refused::new(allowed, format!("{length} bytes")));
-        }
-        Ok(())
+        let words = [&header.magic, &header.version, &header.size, &header.slots];
+        check(words.map(|word| word.load(Ordering::Relaxed)), length)
     }
 
     /// Makes the file; none where somebody else was faster.
@@ -398,8 +385,6 @@ impl File {
     }
 
     /// Locks it, for a moment; none where that takes too long.
-    ///
-    /// Whoever held it before may have died: what they had frozen is thawed.
     pub(super) fn lock(&self) -> Option<Locked<'_>> {
         let mut started = None;
         let mut tries = 0;
@@ -425,11 +410,21 @@ impl File {
         if self.told_busy.load(Ordering::Relaxed) && self.told_busy.swap(false, Ordering::Relaxed) {
             log::warn!("store '{}' can be locked again", self.path.display());
         }
+        Some(self.locked())
+    }
+
+    /// Locks it if nobody has it.
+    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
+        self.lock.try_lock().then(|| self.locked())
+    }
+
+    /// After it was locked: what those had frozen who died is thawed.
+    fn locked(&self) -> Locked<'_> {
         let locked = Locked(self);
         if self.header().freezing.load(Ordering::Acquire) != 0 {
             locked.thaw_all();
         }
-        Some(locked)
+        locked
     }
 }
 
@@ -554,6 +549,26 @@ impl Lock {
     }
 }
 
+/// Whether a file of this length begins as a store does.
+pub(super) fn check([magic, version, said, slots]: [u64; 4], length: usize) -> Result<(), Refused> {
+    if magic != MAGIC {
+        return Err(Refused::new("a store of callgate", "another kind of file"));
+    }
+    if version != VERSION {
+        let allowed = format!("of layout {VERSION}");
+        return Err(Refused::new(allowed, format!("layout {version}")));
+    }
+    let due = usize::try_from(slots)
+        .ok()
+        .and_then(|slots| slots.checked_mul(size_of::<Cell>()));
+    let due = due.and_then(|cells| cells.checked_add(CELLS_AT));
+    if said != length as u64 || due != Some(length) {
+        let allowed = format!("{said} bytes for {slots} slots, as it says itself");
+        return Err(Refused::new(allowed, format!("{length} bytes")));
+    }
+    Ok(())
+}
+
 /// Gives a nameless file a name that nothing has.
 fn link(nameless: &OwnedFd, path: impl rustix::path::Arg) -> rustix::io::Result<()> {
     let from = format!("/proc/self/fd/{}", nameless.as_raw_fd());
@@ -594,19 +609,19 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    fn new(allowed: impl Into<String>, found: impl Into<String>) -> Self {
+    pub(super) fn new(allowed: impl Into<String>, found: impl Into<String>) -> Self {
         let (allowed, found) = (allowed.into(), found.into());
         Self { allowed, found }
     }
 
-    fn failed(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+    pub(super) fn failed(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         Self::new(
             format!("one that allows {}", what.into()),
             error.to_string(),
         )
     }
 
-    fn of(self, path: &Path) -> ConfigError {
+    pub(super) fn of(self, path: &Path) -> ConfigError {
         let Self { allowed, found } = self;
         ConfigError::new("store", allowed, format!("{found}: '{}'", path.display()))
     }

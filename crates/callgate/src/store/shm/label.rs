@@ -9,7 +9,10 @@ const BYTES: usize = LABEL * 8;
 const LONGEST_NAME: usize = 96;
 const LONGEST_PER: usize = BYTES - LONGEST_NAME - 2;
 
-/// A name, and the fields that split the limit with commas between; long ones are cut.
+/// Between fields; none has it in its name that people would write.
+pub(super) const SEPARATOR: &str = "\u{1f}";
+
+/// A name, and the fields that split the limit with separators between; long ones are cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) name: String,
@@ -20,7 +23,7 @@ impl Label {
     pub(super) fn new(name: &str, per: &[&str]) -> Self {
         Self {
             name: name.to_owned(),
-            per: per.join(","),
+            per: per.join(SEPARATOR),
         }
     }
 
