@@ -30,20 +30,10 @@ pub(crate) enum Store {
 impl Store {
     /// The store of a URL; this process's memory where there is none.
     pub(crate) fn open(url: Option<&str>) -> Result<Self, ConfigError> {
-        let Some(url) = url else {
-            return Ok(Self::Memory);
-        };
-        if let Some(rest) = url.strip_prefix("shm:") {
-            return Ok(Self::Shared(shm::Store::open(rest)?));
-        }
-        let allowed = "a store's URL, such as 'shm:/run/myapp/callgate?slots=65536'";
-        let later = ["redis:", "rediss:", "valkey:"];
-        let given = if later.iter().any(|scheme| url.starts_with(scheme)) {
-            "one of Redis, which this version of callgate does not support".to_owned()
-        } else {
-            format!("'{}'", url.escape_debug())
-        };
-        Err(ConfigError::new("store", allowed, given))
+        Ok(match url {
+            None => Self::Memory,
+            Some(url) => Self::Shared(shm::Store::open(shared(url)?)?),
+        })
     }
 
     /// What keys are made with.
@@ -84,6 +74,27 @@ impl Store {
             _ => Buckets::Memory(Arc::new(memory::Buckets::full(bucket, split))),
         })
     }
+}
+
+/// Whether this may be a store's URL; opens nothing.
+#[cfg(feature = "config")]
+pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
+    shm::check(shared(url)?)
+}
+
+/// What comes after `shm:`.
+fn shared(url: &str) -> Result<&str, ConfigError> {
+    url.strip_prefix("shm:").ok_or_else(|| {
+        let allowed = "a store's URL, such as 'shm:/run/myapp/callgate?slots=65536'";
+        let later = ["redis:", "rediss:", "valkey:", "valkeys:"];
+        let given = if later.iter().any(|scheme| url.starts_with(scheme)) {
+            // Without the password that may be in it.
+            "one of Redis or Valkey, which this version of callgate does not support".to_owned()
+        } else {
+            format!("'{}'", url.escape_debug())
+        };
+        ConfigError::new("store", allowed, given)
+    })
 }
 
 /// The buckets of one limit, wherever they are.

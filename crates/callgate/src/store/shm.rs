@@ -54,6 +54,12 @@ const PAUSED: [u64; 2] = [
 #[derive(Clone, Copy, Debug)]
 struct Busy;
 
+/// Whether this may come after `shm:`; opens nothing.
+#[cfg(feature = "config")]
+pub(crate) fn check(rest: &str) -> Result<(), ConfigError> {
+    Url::parse(rest).map(|_| ())
+}
+
 /// A store that is open.
 #[derive(Debug)]
 pub(crate) struct Store {
