@@ -15,7 +15,8 @@ use crate::clock::nanos;
 use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rest};
 use crate::limiter::{decided, overruled};
 use crate::rules::{Limited, Rules};
-use crate::store::memory::{Draw, Moved, Verdict, draw_all};
+use crate::store::memory::Moved;
+use crate::store::{Draw, Verdict, draw_all};
 use crate::waiting::{CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
 use crate::{ConfigError, Limiter, MAX_WAIT, Rate};
 
@@ -218,7 +219,12 @@ impl Limiter {
                     return Ok(Poll::Ready(Decision::Admitted(permit)));
                 }
                 // Others were faster, who did not ask whose turn it is.
-                Verdict::Refused(place, wait, fill) => counter.refused_after_all(place, wait, fill),
+                Verdict::Refused(place, wait, fill) => {
+                    counter.refused_after_all(place, Reason::of(wait), wait, fill)
+                }
+                Verdict::Unavailable => {
+                    counter.refused_after_all(0, Reason::Store, None, Fill::NOTHING)
+                }
             },
         };
         if let Some((turn, waker)) = &mut turn
@@ -228,6 +234,7 @@ impl Limiter {
         }
         counter.settle();
         let Obstacle { reason, wait, .. } = refused.obstacle;
+        limits[refused.place].buckets.count(false);
         let number = limits[refused.place].number;
         let rejection = self.rejection(number, tool, reason, wait, refused.fill);
         Ok(Poll::Ready(overruled(rules, Decision::Rejected(rejection))))
@@ -521,11 +528,17 @@ impl Counter<'_, '_, '_> {
         })
     }
 
-    fn refused_after_all(&self, place: usize, wait: Option<Duration>, fill: Fill) -> Refused {
+    fn refused_after_all(
+        &self,
+        place: usize,
+        reason: Reason,
+        wait: Option<Duration>,
+        fill: Fill,
+    ) -> Refused {
         Refused {
             place,
             obstacle: Obstacle {
-                reason: Reason::of(wait),
+                reason,
                 wait,
                 refill: wait.unwrap_or_default(),
                 why: Why::Tokens,
@@ -540,6 +553,7 @@ impl Counter<'_, '_, '_> {
     fn admit(&mut self, turn: Option<&mut Turn>) -> Option<Box<Rest<'static>>> {
         let mut running = SmallVec::new();
         for (place, limited) in self.asked.limits.iter().enumerate() {
+            limited.buckets.count(true);
             if limited.limit.most_concurrent().is_some() {
                 let key = self.draws[place].key();
                 running.push(Running {
@@ -642,6 +656,8 @@ impl Counter<'_, '_, '_> {
             limited
                 .buckets
                 .hold(has_pauses || !self.lines[place].is_empty());
+            let waiting = self.lines[place].waiting();
+            limited.buckets.count_waiting(waiting);
         }
     }
 }

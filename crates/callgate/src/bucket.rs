@@ -88,8 +88,17 @@ impl Bucket {
     /// the shortest of 10 ns, 100 ns, … brings a whole number, so that round times are exact.
     pub(crate) fn new(limit: &Limit) -> Result<Self, ConfigError> {
         limit.check()?;
-        let (tokens, nanos) = limit.rate()?.fraction();
-        let (tokens, burst) = (u128::from(tokens), u128::from(limit.capacity()));
+        Self::of(limit.rate()?.fraction(), limit.capacity()).ok_or_else(|| {
+            ConfigError::new("rate", "a fraction that fits 64 bits", format!("{limit:?}"))
+        })
+    }
+
+    /// The same from so many tokens in so many nanoseconds, and a burst.
+    pub(crate) fn of((tokens, nanos): (u64, u128), capacity: u64) -> Option<Self> {
+        if tokens == 0 || nanos == 0 {
+            return None;
+        }
+        let (tokens, burst) = (u128::from(tokens), u128::from(capacity));
         let in_all = (tokens * u128::from(MAX_NANOS)).div_ceil(nanos) + burst;
         let finest = u128::from(MAX_STATE) / in_all;
         // More than half of the finest, so a unit comes in less than 2 ns or 10^-9 of a token's time.
@@ -100,21 +109,16 @@ impl Bucket {
         let common = gcd(token * tokens, nanos);
         let (up, down) = rounded_down(token * tokens / common, nanos / common);
         let narrow = |number: u128| u64::try_from(number).ok();
-        let parts = || {
-            let (up, down) = (narrow(up)?, narrow(down)?);
-            Some(Self {
-                burst: limit.capacity(),
-                token: NonZeroU64::new(narrow(token)?)?,
-                refill: if up == down {
-                    None
-                } else {
-                    Some(Ratio::new(up, down, 1)?)
-                },
-                wait: Ratio::new(down, up, 0),
-            })
-        };
-        parts().ok_or_else(|| {
-            ConfigError::new("rate", "a fraction that fits 64 bits", format!("{limit:?}"))
+        let (up, down) = (narrow(up)?, narrow(down)?);
+        Some(Self {
+            burst: capacity,
+            token: NonZeroU64::new(narrow(token)?)?,
+            refill: if up == down {
+                None
+            } else {
+                Some(Ratio::new(up, down, 1)?)
+            },
+            wait: Ratio::new(down, up, 0),
         })
     }
 
@@ -216,6 +220,13 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
+    /// Of a bucket that nobody could look at.
+    pub(crate) const NOTHING: Self = Self {
+        burst: 0,
+        token: NonZeroU64::MIN,
+        missing: 0,
+    };
+
     /// The whole tokens in it.
     #[inline]
     pub(crate) fn tokens(self) -> u64 {

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::bucket::MAX_NANOS;
+use crate::store::shm;
 
 /// A reading of an injected clock that is at most this much below the highest one counts as the
 /// highest. Clocks that differ between processor cores stay within it.
@@ -15,6 +16,12 @@ const TOLERANCE: i128 = 2_000_000_000;
 pub(crate) enum Clock {
     /// The operating system's monotonic clock, and what it said when the limiter was made.
     Monotonic(Instant),
+    /// The host's time since its start, by a clock that is ahead of it by so many nanoseconds.
+    #[cfg_attr(
+        not(all(feature = "shm", target_os = "linux", not(loom))),
+        expect(dead_code, reason = "for processes that share a store")
+    )]
+    Boot(i64),
     /// A clock of the user's.
     Injected {
         read: Box<dyn Fn() -> Duration + Send + Sync>,
@@ -28,7 +35,7 @@ impl Clock {
         Self::Injected { read, mark }
     }
 
-    /// Nanoseconds since the limiter was made, at most [`MAX_NANOS`].
+    /// Nanoseconds since the limiter was made or the host started, at most [`MAX_NANOS`].
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -37,6 +44,7 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         match self {
             Self::Monotonic(start) => start.elapsed().as_nanos() as u64,
+            Self::Boot(ahead) => shm::now(*ahead),
             Self::Injected { read, mark } => injected_now(read, mark),
         }
     }
@@ -45,7 +53,7 @@ impl Clock {
     /// is to run.
     pub(crate) fn latest(&self) -> u64 {
         match self {
-            Self::Monotonic(_) => self.now(),
+            Self::Monotonic(_) | Self::Boot(_) => self.now(),
             Self::Injected { mark, .. } => mark.lock().elapsed.min(MAX_NANOS),
         }
     }
@@ -55,6 +63,7 @@ impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Monotonic(_) => "Monotonic",
+            Self::Boot(_) => "Boot",
             Self::Injected { .. } => "Injected",
         })
     }

@@ -15,6 +15,9 @@
 //! [default]                       # each tool that no limit holds for
 //! rate = "10/s"
 //! burst = 10
+//!
+//! [store]                         # what this host's processes share; without it, each has its own buckets
+//! url = "shm:/run/myapp/callgate" # or url_env, the environment variable that has the URL
 //! ```
 //!
 //! [`LimiterBuilder::from_file`] reads it. Nothing in a file is ignored: all that is wrong in it is said at
@@ -24,6 +27,7 @@ mod report;
 mod schema;
 
 use std::borrow::Cow;
+use std::env;
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
@@ -35,6 +39,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::limit::{refused_fields, refused_tools};
 use crate::rules::{Config, DEFAULT};
+use crate::store;
 use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, MAX_WAIT, Unit};
 use report::{MOST, Problem, report};
 pub use schema::schema;
@@ -210,12 +215,15 @@ const TIME_UNITS: [(&str, u128); 4] = [
 ];
 
 /// Keys of the design that this version cannot honour yet.
-const LATER: [&str; 2] = ["on_store_error", "store"];
+const LATER: [&str; 1] = ["on_store_error"];
 
 const NOT_YET: &str = "this version of callgate does not support it";
 
 /// The keys at the top of the file.
-const TOP: [&str; 3] = ["default", "dry_run", "limits"];
+const TOP: [&str; 4] = ["default", "dry_run", "limits", "store"];
+
+/// The keys of the store.
+const STORE_KEYS: [&str; 2] = ["url", "url_env"];
 
 type Name<'t> = Spanned<Cow<'t, str>>;
 type Value<'t> = Spanned<DeValue<'t>>;
@@ -265,6 +273,12 @@ impl Reading<'_> {
                         builder = builder.default_limit(limit);
                     }
                 }
+                ("store", DeValue::Table(store)) => {
+                    if let Some(url) = self.store(key, store) {
+                        builder = builder.store(url);
+                    }
+                }
+                ("store", _) => self.refuse("store", "a table, written [store]", value),
                 _ => self.problems.push(unknown_on_top(key, value)),
             }
         }
@@ -273,6 +287,54 @@ impl Reading<'_> {
             self.problems.push(Problem::whole(why));
         }
         builder
+    }
+
+    /// The URL of the store; none where it is wrong.
+    fn store(&mut self, header: &Name<'_>, table: &DeTable<'_>) -> Option<String> {
+        let before = self.problems.len();
+        let mut url = None;
+        for (key, value) in in_order(table) {
+            let text = value.get_ref().as_str();
+            let found = match (&**key.get_ref(), text) {
+                ("url" | "url_env", _) if url.is_some() => {
+                    let why = "store has both `url` and `url_env`";
+                    let problem = Problem::new(why, key.span(), "only one of them is allowed");
+                    self.problems.push(problem);
+                    continue;
+                }
+                ("url", Some(text)) => Ok(text.to_owned()),
+                ("url", None) => Err(ConfigError::new("url", "a text", self.shown(value))),
+                ("url_env", text) => env::var(text.unwrap_or_default()).map_err(|_| {
+                    let allowed = "the name of an environment variable that is set";
+                    ConfigError::new("url_env", allowed, self.shown(value))
+                }),
+                (given, _) => {
+                    let why = format!("unknown key `{}` in store", cut(given));
+                    let label = nearest(given, &STORE_KEYS)
+                        .map(|nearest| format!("did you mean `{nearest}`?"));
+                    let problem = Problem::new(why, key.span(), label.unwrap_or_default());
+                    let allowed = format!("allowed here: {}", STORE_KEYS.join(", "));
+                    self.problems.push(problem.note(allowed));
+                    continue;
+                }
+            };
+            let checked = found.and_then(|found| store::check(&found).map(|()| found));
+            match checked {
+                Ok(found) => url = Some(found),
+                Err(error) => self
+                    .problems
+                    .push(Problem::new(error.to_string(), value.span(), "")),
+            }
+        }
+        if url.is_none() && self.problems.len() == before {
+            let label = "`url` or `url_env` is missing";
+            self.problems.push(Problem::new(
+                "store does not say where it is",
+                header.span(),
+                label,
+            ));
+        }
+        url
     }
 
     /// Reads a limit; none where anything in it is wrong.

@@ -301,6 +301,8 @@ pub enum Reason {
     Paused,
     /// As many calls run as may at the same time: no time can be told.
     Concurrency,
+    /// The store could not be asked: a process that stopped has had it locked for 250 ms. No time can be told.
+    Store,
 }
 
 impl Reason {

@@ -48,6 +48,8 @@ pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST, MAX_WAIT};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
+#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};

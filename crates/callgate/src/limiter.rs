@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -21,7 +21,8 @@ use crate::decision::{
 };
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
-use crate::store::memory::{Draw, Moved, Verdict, draw_all, draw_each};
+use crate::store::memory::{Moved, draw_each};
+use crate::store::{Draw, Store, Verdict, draw_all};
 use crate::trace::{Trace, Traced};
 use crate::waiting::Wakes;
 use crate::{ConfigError, Limit};
@@ -51,6 +52,8 @@ pub struct Limiter {
     pub(crate) clock: Clock,
     pub(crate) current: Current,
     names: Numbered,
+    store: Store,
+    store_url: Option<String>,
     pub(crate) secret: Secret,
     /// How many calls came to wait.
     pub(crate) arrivals: AtomicU64,
@@ -90,6 +93,7 @@ impl Limiter {
             config: Config::default(),
             clock: None,
             trace: None,
+            store: None,
         }
     }
 
@@ -170,7 +174,16 @@ impl Limiter {
             mut config,
             clock,
             trace,
+            store,
         } = limits;
+        if store.is_some() && store != self.store_url {
+            let given = format!("another one for a reload: '{}'", store.unwrap_or_default());
+            return Err(ConfigError::new(
+                "store",
+                "given when the limiter is made",
+                given,
+            ));
+        }
         for (name, is_given) in [("clock", clock.is_some()), ("trace", trace.is_some())] {
             if is_given {
                 let allowed = "given when the limiter is made";
@@ -180,7 +193,7 @@ impl Limiter {
         config.traced = self.trace.is_some();
         let mut wakes = Wakes::default();
         let old = self.current.hold();
-        let rules = config.rules(Some(&old), now, |name| self.names.number(name))?;
+        let rules = config.rules(&self.store, Some(&old), now, |name| self.names.number(name))?;
         old.close(Some(&rules));
         old.disperse(&rules, &mut wakes);
         old.replace(rules);
@@ -351,6 +364,14 @@ impl Limiter {
         let (buckets, price, number) = match plain {
             Plain::One(buckets, ..) if buckets.is_held() => return None,
             Plain::One(buckets, price, number) => (buckets, *price, *number),
+            Plain::Shared(buckets, ..) if buckets.is_held(now) => return None,
+            Plain::Shared(buckets, price, number) => {
+                let reached = buckets.bucket().reached(now);
+                let drawn = buckets.draw(None, reached, *price)?;
+                buckets.count(drawn.is_ok());
+                let verdict = verdict(buckets.bucket(), reached, now, *price, drawn);
+                return Some(self.decision(tool, verdict, |_| *number));
+            }
             Plain::Several(limits) => {
                 if limits.iter().any(|(buckets, _)| buckets.is_held()) {
                     return None;
@@ -376,12 +397,11 @@ impl Limiter {
         now: u64,
     ) -> Option<Decision<'_>> {
         let price = limited.price(call.given_cost())?;
-        let bucket = &limited.buckets.bucket;
+        let bucket = limited.buckets.bucket();
         let reached = bucket.reached(now);
-        let drawn = match limited.key(&self.secret, call) {
-            None => limited.buckets.draw(reached, price).ok()?,
-            Some(key) => limited.buckets.draw_kept(key, reached, price).ok()??,
-        };
+        let key = limited.key(&self.secret, call);
+        let drawn = limited.buckets.draw(key, reached, price)?;
+        limited.buckets.count(drawn.is_ok());
         let verdict = verdict(bucket, reached, now, price, drawn);
         let decision = self.decision(tool, verdict, |_| limited.number);
         Some(overruled(rules, decision))
@@ -399,7 +419,7 @@ impl Limiter {
         if limits.is_empty() {
             return Some(Decision::UNRESTRICTED);
         }
-        if limits.iter().any(|limited| limited.is_held()) {
+        if limits.iter().any(|limited| limited.is_held(now)) {
             return self.decide_in_turn(rules, limits, tool, call, now);
         }
         if let [only] = limits
@@ -422,6 +442,13 @@ impl Limiter {
     ) -> Option<Decision<'_>> {
         let draws = self.draws(limits, call, now);
         let verdict = draw_all(&draws, now).ok()?;
+        match verdict {
+            Verdict::Admitted(_) => limits
+                .iter()
+                .for_each(|limited| limited.buckets.count(true)),
+            Verdict::Refused(place, ..) => limits[place].buckets.count(false),
+            Verdict::Unavailable => {}
+        }
         self.warn_of_all(limits);
         let decision = self.decision(tool, verdict, |index| limits[index].number);
         Some(overruled(rules, decision))
@@ -441,7 +468,8 @@ impl Limiter {
                 _ => limited.key(&self.secret, call),
             };
             before = Some((limited, key));
-            Draw::new(&limited.buckets, now, limited.price(call.given_cost()), key)
+            let price = limited.price(call.given_cost());
+            Draw::new(limited.buckets.source(), now, price, key)
         });
         draws.collect()
     }
@@ -459,6 +487,10 @@ impl Limiter {
             Verdict::Refused(index, wait, fill) => {
                 let reason = Reason::of(wait);
                 Decision::Rejected(self.rejection(number(index), tool, reason, wait, fill))
+            }
+            Verdict::Unavailable => {
+                let fill = Fill::NOTHING;
+                Decision::Rejected(self.rejection(number(0), tool, Reason::Store, None, fill))
             }
         }
     }
@@ -597,6 +629,7 @@ pub struct LimiterBuilder {
     config: Config,
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
     trace: Option<Trace>,
+    store: Option<String>,
 }
 
 impl fmt::Debug for LimiterBuilder {
@@ -605,6 +638,7 @@ impl fmt::Debug for LimiterBuilder {
             .field("limits", &self.config.limits)
             .field("default_limit", &self.config.default)
             .field("dry_run", &self.config.dry_run)
+            .field("store", &self.store)
             .finish_non_exhaustive()
     }
 }
@@ -654,23 +688,45 @@ impl LimiterBuilder {
         self
     }
 
-    /// Makes the limiter, every bucket full.
+    /// Keeps the buckets in a store, by its URL, that other processes share; without one, in this process.
+    ///
+    /// `shm:/run/myapp/callgate?slots=65536` is a file in memory, for the processes of one host and one user
+    /// (Linux, feature `shm`). The folder has to exist; the path is extended by the version of the
+    /// layout. Whoever makes the file says how many slots it has, 65,536 unless given, from 64 to 16,777,216: about
+    /// so many keys have buckets of their own, at 32 bytes each.
+    ///
+    /// All limiters of a store have one time: what is called `elapsed` here is the time since the host started.
+    pub fn store(mut self, url: impl Into<String>) -> Self {
+        self.store = Some(url.into());
+        self
+    }
+
+    /// Makes the limiter, every bucket full, or in a shared store as it is there.
     ///
     /// # Errors
     /// When a rate, burst or cost is out of range, a name is empty or given twice, or the default limit
-    /// names tools.
+    /// names tools; when a store is wrong or cannot be used, or there is a clock beside it.
     pub fn build(self) -> Result<Limiter, ConfigError> {
+        if self.store.is_some() && self.clock.is_some() {
+            let allowed = "left out: all processes that share a store have one clock";
+            return Err(ConfigError::new("clock", allowed, "one beside a store"));
+        }
+        // Before a store is made for them.
+        self.config.check()?;
+        let store = Store::open(self.store.as_deref())?;
+        let clock = self.clock.map_or_else(|| store.clock(), Clock::injected);
         let names = Numbered::default();
         let mut config = self.config;
         config.traced = self.trace.is_some();
-        let rules = config.rules(None, &|| 0, |name| names.number(name))?;
+        let now = || clock.latest();
+        let rules = config.rules(&store, None, &now, |name| names.number(name))?;
         Ok(Limiter {
-            clock: self
-                .clock
-                .map_or_else(|| Clock::Monotonic(Instant::now()), Clock::injected),
             current: Current::new(rules),
+            clock,
             names,
-            secret: Secret::new(),
+            secret: store.secret(),
+            store,
+            store_url: self.store,
             arrivals: AtomicU64::new(1),
             trace: self.trace,
         })

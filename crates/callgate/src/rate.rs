@@ -142,6 +142,12 @@ impl Rate {
         }
     }
 
+    /// The rate of such a fraction, if it is one.
+    #[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+    pub(crate) fn of((tokens, nanos): (u64, u128)) -> Option<Self> {
+        (tokens > 0 && nanos > 0).then_some(Self { tokens, nanos })
+    }
+
     /// The fraction: so many tokens in so many nanoseconds, in lowest terms.
     pub(crate) fn fraction(self) -> (u64, u128) {
         (self.tokens, self.nanos)

@@ -18,8 +18,7 @@ use crate::bucket::{Bucket, Price};
 use crate::decision::{Call, Number};
 use crate::limit::check_name;
 use crate::names::{Names, same};
-use crate::store::Key;
-use crate::store::memory::Buckets;
+use crate::store::{Buckets, Key, Store, memory, shm};
 use crate::waiting::{Lines, Wakes};
 use crate::{ConfigError, Limit};
 
@@ -73,8 +72,10 @@ pub(crate) struct Route {
 #[derive(Debug)]
 pub(crate) enum Plain {
     /// With the number of the limit's name.
-    One(Arc<Buckets>, Price, Number),
-    Several(Box<[(Arc<Buckets>, Price)]>),
+    One(Arc<memory::Buckets>, Price, Number),
+    Several(Box<[(Arc<memory::Buckets>, Price)]>),
+    /// The same in a shared store.
+    Shared(Arc<shm::Buckets>, Price, Number),
 }
 
 /// A limit in force.
@@ -83,7 +84,7 @@ pub(crate) struct Limited {
     /// The number of its name.
     pub(crate) number: Number,
     pub(crate) limit: Limit,
-    pub(crate) buckets: Arc<Buckets>,
+    pub(crate) buckets: Buckets,
     /// Who waits for them, and how many calls run.
     pub(crate) lines: Arc<Lines>,
     tools: Box<[Tools]>,
@@ -120,6 +121,7 @@ impl Config {
     /// their buckets: nothing happens to those unless all is right.
     pub(crate) fn rules(
         &self,
+        store: &Store,
         old: Option<&Rules>,
         now: &dyn Fn() -> u64,
         number: impl Fn(&str) -> Number,
@@ -127,14 +129,12 @@ impl Config {
         let checked = self.check()?;
         let before = old.iter().flat_map(|old| &old.limits);
         let before: HashMap<_, _> = before.map(|limited| (limited.number, limited)).collect();
-        let limits: Box<[_]> = checked
-            .into_iter()
-            .map(|checked| {
-                let number = number(checked.name);
-                let before = before.get(&number).map(|old| &***old);
-                Arc::new(checked.in_force(number, before, now))
-            })
-            .collect();
+        let limits = checked.into_iter().map(|checked| {
+            let number = number(checked.name);
+            let before = before.get(&number).map(|old| &***old);
+            Ok(Arc::new(checked.in_force(store, number, before, now)?))
+        });
+        let limits = limits.collect::<Result<Box<[_]>, ConfigError>>()?;
         Ok(Rules::new(limits, self, number))
     }
 
@@ -190,34 +190,30 @@ impl<'a> Checked<'a> {
         })
     }
 
-    fn in_force(self, number: Number, old: Option<&Limited>, now: &dyn Fn() -> u64) -> Limited {
+    fn in_force(
+        self,
+        store: &Store,
+        number: Number,
+        old: Option<&Limited>,
+        now: &dyn Fn() -> u64,
+    ) -> Result<Limited, ConfigError> {
         let Self {
+            name,
             bucket,
             tools,
             parts,
             limit,
-            ..
         } = self;
-        let split = !parts.is_empty();
-        let lines = old.map_or_else(Arc::default, |old| Arc::clone(&old.lines));
-        let buckets = match old {
-            None => Arc::new(Buckets::full(bucket, split)),
-            Some(old) if old.buckets.bucket == bucket && old.parts == parts => {
-                Arc::clone(&old.buckets)
-            }
-            Some(old) => {
-                let new_keys = old.parts != parts;
-                Arc::new(old.buckets.carry(bucket, split, new_keys, now))
-            }
-        };
-        Limited {
+        let before = old.map(|old| (&old.buckets, old.parts != parts));
+        let per: Vec<_> = parts.iter().map(Part::name).collect();
+        Ok(Limited {
             number,
             limit: limit.clone(),
-            buckets,
-            lines,
+            buckets: store.buckets((name, limit, &per), bucket, before, now)?,
+            lines: old.map_or_else(Arc::default, |old| Arc::clone(&old.lines)),
             tools,
             parts,
-        }
+        })
     }
 }
 
@@ -335,13 +331,13 @@ impl Rules {
 
     /// Gives the memory of all buckets back that `next` does not go on with, and sends their callers away.
     pub(crate) fn close(&self, next: Option<&Self>) {
-        let place = |limited: &Arc<Limited>| Arc::as_ptr(&limited.buckets);
-        let kept: HashSet<_> = next
-            .iter()
-            .flat_map(|next| next.limits.iter().map(place))
-            .collect();
+        let kept = next.iter().flat_map(|next| &next.limits);
+        let kept: HashMap<_, _> = kept.map(|kept| (kept.number, &kept.buckets)).collect();
         for old in &self.limits {
-            if !kept.contains(&place(old)) {
+            if !kept
+                .get(&old.number)
+                .is_some_and(|kept| kept.is(&old.buckets))
+            {
                 old.buckets.close();
             }
         }
@@ -381,19 +377,33 @@ impl Route {
             let is_capped = limited.limit.most_concurrent().is_some();
             let plain = limited.parts.is_empty() && !dry_run && !is_capped;
             let price = limited.price(None).filter(|_| plain)?;
-            Some((Arc::clone(&limited.buckets), price))
+            Some((&limited.buckets, price))
         });
-        let plain = plain.collect::<Option<Box<[_]>>>();
-        let plain = plain.map(|plain| match (&*plain, &*limits) {
-            ([(buckets, price)], [only]) => Plain::One(Arc::clone(buckets), *price, only.number),
-            _ => Plain::Several(plain),
-        });
+        let plain = plain.collect::<Option<Vec<_>>>();
+        let plain = plain.and_then(|plain| Plain::new(&plain, &limits));
         Self {
             tool: tool.into(),
             number,
             plain,
             limits,
         }
+    }
+}
+
+impl Plain {
+    /// None for several limits of a shared store.
+    fn new(plain: &[(&Buckets, Price)], limits: &[Arc<Limited>]) -> Option<Self> {
+        if let ([(buckets, price)], [only]) = (plain, limits) {
+            return Some(match buckets {
+                Buckets::Memory(buckets) => Self::One(Arc::clone(buckets), *price, only.number),
+                Buckets::Shared(buckets) => Self::Shared(Arc::clone(buckets), *price, only.number),
+            });
+        }
+        let all = plain.iter().map(|(buckets, price)| match buckets {
+            Buckets::Memory(buckets) => Some((Arc::clone(buckets), *price)),
+            Buckets::Shared(_) => None,
+        });
+        Some(Self::Several(all.collect::<Option<_>>()?))
     }
 }
 
@@ -422,7 +432,7 @@ impl Limited {
     /// What a call comes to that costs so much, or does not say.
     pub(crate) fn price(&self, cost: Option<u64>) -> Option<Price> {
         self.buckets
-            .bucket
+            .bucket()
             .price(cost.unwrap_or(self.limit.default_cost()))
     }
 
@@ -433,8 +443,8 @@ impl Limited {
 
     /// Whether more is to be asked than whether there are tokens.
     #[inline]
-    pub(crate) fn is_held(&self) -> bool {
-        self.buckets.is_held() || self.limit.most_concurrent().is_some()
+    pub(crate) fn is_held(&self, now: u64) -> bool {
+        self.buckets.is_held(now) || self.limit.most_concurrent().is_some()
     }
 
     /// The part of its buckets that a pause for a tool is for: all, but for the default limit.
@@ -449,19 +459,16 @@ impl Limited {
         if self.parts.is_empty() {
             return None;
         }
-        let mut hasher = secret.0;
-        for part in &self.parts {
-            let value = match part {
-                Part::Tool => Some(call.tool()),
-                Part::Field(name) => call.value(name),
-            };
-            // No two calls that differ here write the same bytes.
-            let length = value.map_or(u64::MAX, |value| value.len() as u64);
-            hasher.write(&length.to_le_bytes());
-            hasher.write(value.unwrap_or_default().as_bytes());
-        }
-        Some(Key::new(hasher.finish128().as_u128()))
+        let values = self.parts.iter().map(|part| part.value(call));
+        Some(secret.key_of(values))
     }
+}
+
+/// The key of the bucket that a call has under a limit that these fields split.
+#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+pub(crate) fn key_of(secret: &Secret, per: Vec<&str>, call: &Call<'_>) -> Key {
+    let values = per.into_iter().map(|field| Part::new(field).value(call));
+    secret.key_of(values)
 }
 
 impl Tools {
@@ -482,12 +489,27 @@ impl Part {
             Self::Field(field.into())
         }
     }
+
+    #[inline]
+    fn value<'c>(&self, call: &Call<'c>) -> Option<&'c str> {
+        match self {
+            Self::Tool => Some(call.tool()),
+            Self::Field(name) => call.value(name),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Tool => "tool",
+            Self::Field(name) => name,
+        }
+    }
 }
 
 /// What fingerprints are made with: who does not know it cannot make two keys share a bucket.
 ///
 /// `SipHash-1-3` of 128 bits (J.-P. Aumasson, D. J. Bernstein, "`SipHash`: a fast short-input PRF", 2012),
-/// under a random secret that lives as long as the limiter.
+/// under a random secret that lives as long as the limiter, or as the store that it shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Secret(SipHasher13);
 
@@ -495,10 +517,32 @@ impl Secret {
     pub(crate) fn new() -> Self {
         // The standard library has no other source of randomness.
         let random = || RandomState::new().hash_one(0);
-        Self(SipHasher13::new_with_keys(random(), random()))
+        Self::of([random(), random()])
     }
 
-    fn key(&self, text: &str) -> Key {
+    /// One that somebody made before.
+    pub(crate) fn of([one, other]: [u64; 2]) -> Self {
+        Self(SipHasher13::new_with_keys(one, other))
+    }
+
+    /// Hashes names and fields.
+    pub(crate) fn hasher(&self) -> SipHasher13 {
+        self.0
+    }
+
+    #[inline]
+    fn key_of<'v>(&self, values: impl Iterator<Item = Option<&'v str>>) -> Key {
+        let mut hasher = self.hasher();
+        for value in values {
+            // No two calls that differ here write the same bytes.
+            let length = value.map_or(u64::MAX, |value| value.len() as u64);
+            hasher.write(&length.to_le_bytes());
+            hasher.write(value.unwrap_or_default().as_bytes());
+        }
+        Key::new(hasher.finish128().as_u128())
+    }
+
+    pub(crate) fn key(&self, text: &str) -> Key {
         Key::new(self.0.hash(text.as_bytes()).as_u128())
     }
 }

@@ -40,7 +40,7 @@ pub fn after_fork() {
 }
 
 /// How many forks this process is a child of.
-#[cfg(feature = "trace")]
+#[inline]
 pub(crate) fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
@@ -112,7 +112,7 @@ impl Lines {
     /// Locks all of them, without those who cannot come any more.
     pub(crate) fn lock(&self, wakes: &mut Wakes) -> Locked<'_> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let forks = FORKS.load(Ordering::Relaxed);
+        let forks = forks();
         if buckets.forks != forks {
             buckets.clear(wakes);
             buckets.elsewhere = 0;
@@ -158,6 +158,11 @@ impl Buckets {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()
+    }
+
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lines.values().map(|line| line.waiting.len()).sum()
     }
 
     /// How many calls of a bucket run.

@@ -110,6 +110,52 @@ fn a_file_says_what_the_builder_says() {
     assert!(dry_run);
 }
 
+#[test]
+fn a_file_says_where_the_store_is() {
+    let of = |store: &str| format!("{}\n[store]\n{store}\n", good());
+    let refused = |store: &str| refusal(&of(store));
+    for (store, why) in [
+        ("", "`url` or `url_env` is missing"),
+        ("url = 1", "url must be a text, got 1"),
+        ("url = 'memory'", "store must be a store's URL"),
+        (
+            "url = 'redis://:secret@127.0.0.1/0'",
+            "which this version of callgate does not support",
+        ),
+        (
+            "url_env = 'CALLGATE_TEST_NO_SUCH_VARIABLE'",
+            "environment variable that is set",
+        ),
+        ("url_env = 2", "environment variable that is set"),
+        (
+            "url = 'shm:/x'\nurl_env = 'HOME'",
+            "only one of them is allowed",
+        ),
+        ("ulr = 'shm:/x'", "did you mean `url`?"),
+    ] {
+        let said = refused(store);
+        assert!(said.contains(why), "{store}: {said}");
+    }
+    assert!(
+        !refused("url = 'redis://:secret@127.0.0.1/0'")
+            .split("-->")
+            .next()
+            .expect("a line")
+            .contains("secret")
+    );
+    assert!(
+        refusal("store = 'shm:/x'\nlimits.a.quota = '9/s'").contains("a table, written [store]")
+    );
+    // It is opened when the limiter is made.
+    let builder =
+        LimiterBuilder::from_toml(&of("url = 'shm:/no/such/folder/callgate'"), "limits.toml");
+    let error = builder
+        .expect("a good file")
+        .build()
+        .expect_err("no such folder");
+    assert!(error.to_string().starts_with("store must be "), "{error}");
+}
+
 fn with_wait(wait: &str) -> String {
     format!("limits.search = {{ rate = '1/s', burst = 1, max_wait = {wait} }}")
 }

@@ -29,6 +29,24 @@ pub fn schema() -> String {
                 "additionalProperties": limit(""),
             },
             "default": limit(DEFAULT),
+            "store": {
+                "description": "Where the buckets are, for processes to share. Without it, each process has its own.",
+                "type": "object",
+                "properties": {
+                    "url": {
+                        "description": "The store's URL, such as 'shm:/run/myapp/callgate?slots=65536': a file in memory that the processes of this host share.",
+                        "type": "string",
+                        "pattern": r"^shm:/.*[^/]$",
+                    },
+                    "url_env": {
+                        "description": "The environment variable that has the URL.",
+                        "type": "string",
+                        "minLength": 1,
+                    },
+                },
+                "additionalProperties": false,
+                "oneOf": [{ "required": ["url"] }, { "required": ["url_env"] }],
+            },
         },
         "additionalProperties": false,
         "anyOf": [

@@ -8,6 +8,7 @@ use std::panic::{UnwindSafe, catch_unwind};
 use loom::sync::Mutex;
 use loom::thread;
 
+use super::super::Source;
 use super::*;
 use crate::Limit;
 
@@ -163,7 +164,7 @@ mod several_limits {
     fn all(limits: &Limits) -> Result<bool, Moved> {
         let draws = limits
             .iter()
-            .map(|(buckets, price)| Draw::new(buckets, 0, Some(*price), None));
+            .map(|(buckets, price)| Draw::new(Source::Memory(buckets), 0, Some(*price), None));
         let draws: Vec<_> = draws.collect();
         Ok(matches!(draw_all(&draws, 0)?, Verdict::Admitted(_)))
     }
@@ -386,10 +387,15 @@ mod keys {
     type Way = fn(&Buckets, Key, u64, u64) -> u64;
 
     fn take(buckets: &Buckets, key: Key, now: u64, cost: u64) -> u64 {
-        let draw = Draw::new(buckets, now, buckets.bucket.price(cost), Some(key));
+        let draw = Draw::new(
+            Source::Memory(buckets),
+            now,
+            buckets.bucket.price(cost),
+            Some(key),
+        );
         match draw_all(&[draw], now).expect("not moved") {
             Verdict::Admitted(_) => cost,
-            Verdict::Refused(..) => 0,
+            Verdict::Refused(..) | Verdict::Unavailable => 0,
         }
     }
 
@@ -468,7 +474,12 @@ mod keys {
             let started = [1, 2].map(|number| {
                 let old = Arc::clone(&old);
                 thread::spawn(move || {
-                    let draw = Draw::new(&old, 0, old.bucket.price(1), Some(key(number)));
+                    let draw = Draw::new(
+                        Source::Memory(&old),
+                        0,
+                        old.bucket.price(1),
+                        Some(key(number)),
+                    );
                     matches!(draw_all(&[draw], 0), Ok(Verdict::Admitted(_)))
                 })
             });

@@ -19,7 +19,6 @@
     reason = "measured: two limits at less than a third more than one"
 )]
 
-use std::cell::Cell;
 use std::collections::HashMap;
 #[cfg(not(loom))]
 use std::hint::spin_loop;
@@ -42,6 +41,7 @@ use loom::thread::yield_now;
 use smallvec::SmallVec;
 
 use super::table::{Key, Table};
+use super::{Draw, Verdict};
 use crate::bucket::{Bucket, Fill, MAX_STATE, Price, Reached};
 
 /// No state: a caller under several limits is about to say what the state is.
@@ -86,14 +86,21 @@ pub(crate) struct Buckets {
 /// Nobody draws until then.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pause {
-    until: u64,
+    pub(super) until: u64,
     /// What no bucket stands below: it is empty when the pause ends.
-    floor: u64,
+    pub(super) floor: u64,
+}
+
+impl Pause {
+    /// How long it goes on.
+    pub(crate) fn left(self, now: u64) -> Option<Duration> {
+        (self.until > now).then(|| Duration::from_nanos(self.until - now))
+    }
 }
 
 /// A key found no place for a bucket of its own; and that was told.
-const POOLED: u8 = 1;
-const TOLD: u8 = 2;
+pub(super) const POOLED: u8 = 1;
+pub(super) const TOLD: u8 = 2;
 
 impl Buckets {
     /// Full buckets: one, or one for each key.
@@ -161,8 +168,8 @@ impl Buckets {
 
     /// How long the longest pause goes on.
     pub(crate) fn paused_for(&self, now: u64) -> Option<Duration> {
-        let until = self.pauses().values().map(|pause| pause.until).max()?;
-        (until > now).then(|| Duration::from_nanos(until - now))
+        let pauses = self.pauses();
+        pauses.values().filter_map(|pause| pause.left(now)).max()
     }
 
     /// Whether there are pauses that matter still.
@@ -285,98 +292,16 @@ impl Buckets {
     }
 }
 
-/// What a decision came to.
-#[derive(Clone, Copy)]
-pub(crate) enum Verdict {
-    /// All limits were charged; the tightest of them is this full.
-    Admitted(Fill),
-    /// None was. The place of the limit that refused for the longest, and for how long: none for ever.
-    Refused(usize, Option<Duration>, Fill),
-}
-
-/// What a call asks of one limit.
-pub(crate) struct Draw<'a> {
-    buckets: &'a Buckets,
-    reached: Reached<'a>,
-    /// None where a full bucket holds less.
-    price: Option<Price>,
-    /// Of the bucket, where the limit is split.
-    key: Option<Key>,
-    /// Whether the key was found to have no bucket, and is to get one.
-    make: Cell<bool>,
-    /// No bucket stands lower: it is empty when a pause ends.
-    floor: u64,
-    is_paused: bool,
-}
-
-impl<'a> Draw<'a> {
-    #[inline]
-    pub(crate) fn new(
-        buckets: &'a Buckets,
-        now: u64,
-        price: Option<Price>,
-        key: Option<Key>,
-    ) -> Self {
-        Self {
-            buckets,
-            reached: buckets.bucket.reached(now),
-            price,
-            key,
-            make: Cell::new(false),
-            floor: 0,
-            is_paused: false,
-        }
-    }
-
-    /// Under a pause, which may have ended.
-    pub(crate) fn paused(mut self, pause: Option<Pause>) -> Self {
-        if let Some(pause) = pause {
-            self.floor = pause.floor;
-            self.is_paused = self.reached.now() < pause.until;
-        }
-        self
-    }
-
-    pub(crate) fn is_paused(&self) -> bool {
-        self.is_paused
-    }
-
-    pub(crate) fn key(&self) -> Option<Key> {
-        self.key
-    }
-
-    /// The tokens that it asks for.
-    pub(crate) fn tokens(&self) -> u64 {
-        let price = self.price.as_ref();
-        price.map_or(0, |price| self.buckets.bucket.tokens(price))
-    }
-
-    /// The state of the bucket; changes nothing.
-    pub(crate) fn look(&self) -> Result<u64, Moved> {
-        let own = settled(&self.buckets.word)?;
-        let state = match (self.key, &self.buckets.table) {
-            (Some(key), Some(table)) => {
-                let shard = table.read(key)?;
-                match shard.find(key) {
-                    Some(slot) => settled(shard.word(slot))?,
-                    None => shard.start(own),
-                }
-            }
-            _ => own,
-        };
-        Ok(state.max(self.floor))
-    }
-
-    /// How long a bucket in this state makes the call wait, behind calls that come to so many tokens; none
-    /// for ever.
-    pub(crate) fn wait(&self, state: u64, behind: u64) -> Option<Duration> {
-        let bucket = &self.buckets.bucket;
-        let state = bucket.after(state, self.reached, behind);
-        Some(bucket.wait(state, self.reached.now(), self.price?))
-    }
-
-    pub(crate) fn fill(&self, state: u64) -> Fill {
-        self.buckets.bucket.fill(self.reached.missing(state))
+/// What a bucket holds that a call draws from; changes nothing.
+pub(super) fn look(buckets: &Buckets, key: Option<Key>) -> Result<u64, Moved> {
+    let own = settled(&buckets.word)?;
+    let (Some(key), Some(table)) = (key, &buckets.table) else {
+        return Ok(own);
+    };
+    let shard = table.read(key)?;
+    match shard.find(key) {
+        Some(slot) => settled(shard.word(slot)),
+        None => Ok(shard.start(own)),
     }
 }
 
@@ -429,7 +354,9 @@ fn find(
         seen.reverse();
         return decide(&seen, now);
     };
-    let buckets = draw.buckets;
+    let Some(buckets) = draw.memory() else {
+        return Ok(None);
+    };
     let go_on = |word, state| {
         let seen = Seen {
             word,
@@ -475,15 +402,15 @@ fn find(
 
 /// A bucket and the state in which it was seen last.
 #[derive(Clone, Copy)]
-struct Seen<'a> {
-    /// None where there is no bucket yet: the state is the one from which it would start.
-    word: Option<&'a AtomicU64>,
-    bucket: &'a Bucket,
-    reached: Reached<'a>,
+pub(super) struct Seen<'a> {
+    /// None where there is no bucket yet, or it is elsewhere: the state is the one from which it would start.
+    pub(super) word: Option<&'a AtomicU64>,
+    pub(super) bucket: &'a Bucket,
+    pub(super) reached: Reached<'a>,
     /// None where a full bucket holds less.
-    price: Option<Price>,
-    state: u64,
-    floor: u64,
+    pub(super) price: Option<Price>,
+    pub(super) state: u64,
+    pub(super) floor: u64,
 }
 
 impl<'a> Seen<'a> {
@@ -502,12 +429,12 @@ impl<'a> Seen<'a> {
 
     /// The state that follows, if it admits.
     #[inline(always)]
-    fn next(&self) -> Option<u64> {
+    pub(super) fn next(&self) -> Option<u64> {
         Bucket::draw(self.state.max(self.floor), self.reached, self.price?)
     }
 
     #[inline(always)]
-    fn fill(&self, state: u64) -> Fill {
+    pub(super) fn fill(&self, state: u64) -> Fill {
         let state = state.max(self.floor);
         self.bucket.fill(self.reached.missing(state))
     }
@@ -546,7 +473,7 @@ fn decide_both(one: &Seen<'_>, other: &Seen<'_>, now: u64) -> Option<Verdict> {
 
 /// Who refuses for the longest, where somebody does.
 #[cold]
-fn refusal(seen: &[Seen<'_>], now: u64) -> Option<Verdict> {
+pub(super) fn refusal(seen: &[Seen<'_>], now: u64) -> Option<Verdict> {
     let mut refused: Option<(usize, Option<Duration>)> = None;
     let mut tightest = None;
     // Never is longer than any time.

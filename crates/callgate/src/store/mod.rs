@@ -1,6 +1,374 @@
 //! Where the state of buckets lives.
 
 pub(crate) mod memory;
+#[cfg_attr(
+    not(all(feature = "shm", target_os = "linux", not(loom))),
+    path = "no_shm.rs"
+)]
+pub(crate) mod shm;
 mod table;
 
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 pub(crate) use table::Key;
+
+use crate::bucket::{Bucket, Fill, Price, Reached};
+use crate::clock::Clock;
+use crate::rules::Secret;
+use crate::{ConfigError, Limit};
+use memory::{Moved, Pause};
+
+/// Where a limiter's buckets are.
+#[derive(Debug)]
+pub(crate) enum Store {
+    Memory,
+    Shared(shm::Store),
+}
+
+impl Store {
+    /// The store of a URL; this process's memory where there is none.
+    pub(crate) fn open(url: Option<&str>) -> Result<Self, ConfigError> {
+        Ok(match url {
+            None => Self::Memory,
+            Some(url) => Self::Shared(shm::Store::open(shared(url)?)?),
+        })
+    }
+
+    /// What keys are made with.
+    pub(crate) fn secret(&self) -> Secret {
+        match self {
+            Self::Memory => Secret::new(),
+            Self::Shared(store) => store.secret(),
+        }
+    }
+
+    /// The clock by which the states are written.
+    pub(crate) fn clock(&self) -> Clock {
+        match self {
+            Self::Memory => Clock::Monotonic(Instant::now()),
+            Self::Shared(store) => store.clock(),
+        }
+    }
+
+    /// The buckets of a limit that these fields split. They take over what `old` ones hold, whose keys may mean
+    /// something else.
+    pub(crate) fn buckets(
+        &self,
+        (name, limit, per): (&str, &Limit, &[&str]),
+        bucket: Bucket,
+        old: Option<(&Buckets, bool)>,
+        now: &dyn Fn() -> u64,
+    ) -> Result<Buckets, ConfigError> {
+        if let Self::Shared(store) = self {
+            let buckets = store.buckets((name, limit, per), bucket, now())?;
+            return Ok(Buckets::Shared(Arc::new(buckets)));
+        }
+        let split = !per.is_empty();
+        Ok(match old {
+            Some((old, false)) if *old.bucket() == bucket => old.clone(),
+            Some((Buckets::Memory(old), new_keys)) => {
+                Buckets::Memory(Arc::new(old.carry(bucket, split, new_keys, now)))
+            }
+            _ => Buckets::Memory(Arc::new(memory::Buckets::full(bucket, split))),
+        })
+    }
+}
+
+/// Whether this may be a store's URL; opens nothing.
+#[cfg(feature = "config")]
+pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
+    shm::check(shared(url)?)
+}
+
+/// What comes after `shm:`.
+fn shared(url: &str) -> Result<&str, ConfigError> {
+    url.strip_prefix("shm:").ok_or_else(|| {
+        let allowed = "a store's URL, such as 'shm:/run/myapp/callgate?slots=65536'";
+        let later = ["redis:", "rediss:", "valkey:", "valkeys:"];
+        let given = if later.iter().any(|scheme| url.starts_with(scheme)) {
+            // Without the password that may be in it.
+            "one of Redis or Valkey, which this version of callgate does not support".to_owned()
+        } else {
+            format!("'{}'", url.escape_debug())
+        };
+        ConfigError::new("store", allowed, given)
+    })
+}
+
+/// The buckets of one limit, wherever they are.
+#[derive(Clone, Debug)]
+pub(crate) enum Buckets {
+    Memory(Arc<memory::Buckets>),
+    Shared(Arc<shm::Buckets>),
+}
+
+impl Buckets {
+    /// The arithmetic of all of them.
+    #[inline]
+    pub(crate) fn bucket(&self) -> &Bucket {
+        match self {
+            Self::Memory(buckets) => &buckets.bucket,
+            Self::Shared(buckets) => buckets.bucket(),
+        }
+    }
+
+    /// The place of these buckets in the order in which callers freeze.
+    pub(crate) fn order(&self) -> u64 {
+        match self {
+            Self::Memory(buckets) => buckets.order(),
+            Self::Shared(buckets) => buckets.order(),
+        }
+    }
+
+    /// Whether a pause or those who wait may be in the way of a draw.
+    #[inline]
+    pub(crate) fn is_held(&self, now: u64) -> bool {
+        match self {
+            Self::Memory(buckets) => buckets.is_held(),
+            Self::Shared(buckets) => buckets.is_held(now),
+        }
+    }
+
+    /// Says whether they may be, but for what this process cannot know.
+    pub(crate) fn hold(&self, held: bool) {
+        match self {
+            Self::Memory(buckets) => buckets.hold(held),
+            Self::Shared(buckets) => buckets.hold(held),
+        }
+    }
+
+    /// Lets nobody draw until then, from all buckets or from those of a part; they are empty when it ends.
+    ///
+    /// One that ends later stays as it is.
+    pub(crate) fn pause(&self, part: Option<Key>, until: u64, now: u64) {
+        match self {
+            Self::Memory(buckets) => buckets.pause(part, until, now),
+            Self::Shared(buckets) => buckets.pause(part, until, now),
+        }
+    }
+
+    /// The pause of a part, where it matters still.
+    pub(crate) fn paused(&self, part: Option<Key>, now: u64) -> Option<Pause> {
+        match self {
+            Self::Memory(buckets) => buckets.paused(part, now),
+            Self::Shared(buckets) => buckets.paused(part, now),
+        }
+    }
+
+    /// How long the longest pause goes on; of a shared store, the one of all buckets.
+    pub(crate) fn paused_for(&self, now: u64) -> Option<Duration> {
+        match self {
+            Self::Memory(buckets) => buckets.paused_for(now),
+            Self::Shared(buckets) => buckets.paused(None, now)?.left(now),
+        }
+    }
+
+    /// Whether there are pauses that matter still.
+    pub(crate) fn has_pauses(&self, now: u64) -> bool {
+        match self {
+            Self::Memory(buckets) => buckets.has_pauses(now),
+            Self::Shared(buckets) => buckets.has_pauses(now),
+        }
+    }
+
+    /// The whole tokens in the one bucket, and how many keys have a bucket; changes nothing.
+    pub(crate) fn peek(&self, now: u64) -> Result<(u64, Option<usize>), Moved> {
+        match self {
+            Self::Memory(buckets) => buckets.peek(now),
+            Self::Shared(buckets) => Ok(buckets.peek(now)),
+        }
+    }
+
+    /// Whether a key found no place for a bucket of its own; says so only once.
+    #[inline]
+    pub(crate) fn was_pooled(&self) -> bool {
+        match self {
+            Self::Memory(buckets) => buckets.was_pooled(),
+            Self::Shared(buckets) => buckets.was_pooled(),
+        }
+    }
+
+    /// Draws from a bucket that is known and at hand: the state after an admitted call, or else the one that
+    /// refused it.
+    #[inline]
+    pub(crate) fn draw(
+        &self,
+        key: Option<Key>,
+        now: Reached<'_>,
+        price: Price,
+    ) -> Option<Result<u64, u64>> {
+        match self {
+            Self::Memory(buckets) => match key {
+                None => buckets.draw(now, price).ok(),
+                Some(key) => buckets.draw_kept(key, now, price).ok()?,
+            },
+            Self::Shared(buckets) => buckets.draw(key, now, price),
+        }
+    }
+
+    /// Counts a decision, for those who look into the store.
+    #[inline]
+    pub(crate) fn count(&self, admitted: bool) {
+        if let Self::Shared(buckets) = self {
+            buckets.count(admitted);
+        }
+    }
+
+    /// Says how many wait for them in this process, likewise.
+    pub(crate) fn count_waiting(&self, waiting: usize) {
+        if let Self::Shared(buckets) = self {
+            buckets.count_waiting(waiting);
+        }
+    }
+
+    pub(crate) fn source(&self) -> Source<'_> {
+        match self {
+            Self::Memory(buckets) => Source::Memory(buckets),
+            Self::Shared(buckets) => Source::Shared(buckets),
+        }
+    }
+
+    /// Whether they are the same ones.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Memory(one), Self::Memory(other)) => Arc::ptr_eq(one, other),
+            (Self::Shared(one), Self::Shared(other)) => one.is(other),
+            _ => false,
+        }
+    }
+
+    /// Gives all memory of this process back, and sends callers away who still know these buckets.
+    pub(crate) fn close(&self) {
+        match self {
+            Self::Memory(buckets) => buckets.close(),
+            Self::Shared(_) => {}
+        }
+    }
+}
+
+/// What a decision came to.
+#[derive(Clone, Copy)]
+pub(crate) enum Verdict {
+    /// All limits were charged; the tightest of them is this full.
+    Admitted(Fill),
+    /// None was. The place of the limit that refused for the longest, and for how long: none for ever.
+    Refused(usize, Option<Duration>, Fill),
+    /// The store could not be asked.
+    Unavailable,
+}
+
+/// Buckets to draw from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a> {
+    Memory(&'a memory::Buckets),
+    Shared(&'a shm::Buckets),
+}
+
+/// What a call asks of one limit.
+pub(crate) struct Draw<'a> {
+    source: Source<'a>,
+    bucket: &'a Bucket,
+    reached: Reached<'a>,
+    /// None where a full bucket holds less.
+    price: Option<Price>,
+    /// Of the bucket, where the limit is split.
+    key: Option<Key>,
+    /// Whether the key was found to have no bucket, and is to get one.
+    make: Cell<bool>,
+    /// No bucket stands lower: it is empty when a pause ends.
+    floor: u64,
+    is_paused: bool,
+}
+
+impl<'a> Draw<'a> {
+    #[inline]
+    pub(crate) fn new(
+        source: Source<'a>,
+        now: u64,
+        price: Option<Price>,
+        key: Option<Key>,
+    ) -> Self {
+        let bucket = match source {
+            Source::Memory(buckets) => &buckets.bucket,
+            Source::Shared(buckets) => buckets.bucket(),
+        };
+        Self {
+            source,
+            bucket,
+            reached: bucket.reached(now),
+            price,
+            key,
+            make: Cell::new(false),
+            floor: 0,
+            is_paused: false,
+        }
+    }
+
+    /// Under a pause, which may have ended.
+    pub(crate) fn paused(mut self, pause: Option<Pause>) -> Self {
+        if let Some(pause) = pause {
+            self.floor = pause.floor;
+            self.is_paused = self.reached.now() < pause.until;
+        }
+        self
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.key
+    }
+
+    /// The tokens that it asks for.
+    pub(crate) fn tokens(&self) -> u64 {
+        let price = self.price.as_ref();
+        price.map_or(0, |price| self.bucket.tokens(price))
+    }
+
+    /// The state of the bucket; changes nothing.
+    pub(crate) fn look(&self) -> Result<u64, Moved> {
+        let state = match self.source {
+            Source::Memory(buckets) => memory::look(buckets, self.key)?,
+            Source::Shared(buckets) => buckets.look(self.key, self.reached.now()),
+        };
+        Ok(state.max(self.floor))
+    }
+
+    /// How long a bucket in this state makes the call wait, behind calls that come to so many tokens; none
+    /// for ever.
+    pub(crate) fn wait(&self, state: u64, behind: u64) -> Option<Duration> {
+        let state = self.bucket.after(state, self.reached, behind);
+        Some(self.bucket.wait(state, self.reached.now(), self.price?))
+    }
+
+    pub(crate) fn fill(&self, state: u64) -> Fill {
+        self.bucket.fill(self.reached.missing(state))
+    }
+
+    fn memory(&self) -> Option<&'a memory::Buckets> {
+        match self.source {
+            Source::Memory(buckets) => Some(buckets),
+            Source::Shared(_) => None,
+        }
+    }
+
+    fn shared(&self) -> Option<&'a shm::Buckets> {
+        match self.source {
+            Source::Memory(_) => None,
+            Source::Shared(buckets) => Some(buckets),
+        }
+    }
+}
+
+/// Draws from all limits of a call, or from none. They are of one store, in the order that
+/// [`Buckets::order`] gives.
+pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
+    if draws.iter().any(|draw| draw.shared().is_some()) {
+        return Ok(shm::draw_all(draws, now));
+    }
+    memory::draw_all(draws, now)
+}

@@ -48,6 +48,15 @@ impl Key {
         Self([(halves >> 64) as u64, halves as u64])
     }
 
+    /// Both halves, for stores of other processes.
+    #[cfg_attr(
+        not(all(feature = "shm", target_os = "linux", not(loom))),
+        expect(dead_code, reason = "there are none")
+    )]
+    pub(super) fn halves(self) -> [u64; 2] {
+        self.0
+    }
+
     #[expect(clippy::cast_possible_truncation, reason = "below 64")]
     fn shard(self) -> usize {
         (self.0[1] % SHARDS as u64) as usize

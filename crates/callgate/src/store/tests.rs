@@ -1,5 +1,6 @@
 //! Tables that are full, with room for few keys: at the real cap they take a million calls to fill.
 
+use super::super::Source;
 use super::*;
 use crate::Limit;
 
@@ -35,12 +36,18 @@ fn draw_both(
         .iter()
         .map(|buckets| {
             let key = buckets.table.is_some().then_some(key);
-            Draw::new(buckets, now, buckets.bucket.price(cost), key)
+            Draw::new(
+                Source::Memory(buckets),
+                now,
+                buckets.bucket.price(cost),
+                key,
+            )
         })
         .collect();
     match draw_all(&draws, now).expect("not moved") {
         Verdict::Admitted(_) => Ok(()),
         Verdict::Refused(index, wait, _) => Err((index, wait)),
+        Verdict::Unavailable => panic!("memory is always there"),
     }
 }
 

@@ -1,0 +1,122 @@
+//! In place of the shared-memory store, where callgate is built without it: nothing of it exists.
+
+use super::memory::Pause;
+use super::{Draw, Key, Verdict};
+use crate::bucket::{Bucket, Price, Reached};
+use crate::clock::Clock;
+use crate::rules::Secret;
+use crate::{ConfigError, Limit};
+
+/// Whether this build has it is seen when it is opened.
+#[cfg(feature = "config")]
+pub(crate) fn check(_: &str) -> Result<(), ConfigError> {
+    Ok(())
+}
+
+#[derive(Debug)]
+pub(crate) enum Store {}
+
+impl Store {
+    pub(crate) fn open(rest: &str) -> Result<Self, ConfigError> {
+        let allowed = if cfg!(target_os = "linux") {
+            "one that this build of callgate has: it was made without the feature 'shm'"
+        } else {
+            "one of this operating system: shared memory needs Linux"
+        };
+        let given = format!("'shm:{}'", rest.escape_debug());
+        Err(ConfigError::new("store", allowed, given))
+    }
+
+    pub(crate) fn secret(&self) -> Secret {
+        match *self {}
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        match *self {}
+    }
+
+    pub(crate) fn buckets(
+        &self,
+        _: (&str, &Limit, &[&str]),
+        _: Bucket,
+        _: u64,
+    ) -> Result<Buckets, ConfigError> {
+        match *self {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Buckets {}
+
+impl Buckets {
+    pub(crate) fn bucket(&self) -> &Bucket {
+        match *self {}
+    }
+
+    pub(crate) fn is(&self, _: &Self) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn order(&self) -> u64 {
+        match *self {}
+    }
+
+    pub(crate) fn is_held(&self, _: u64) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn hold(&self, _: bool) {
+        match *self {}
+    }
+
+    pub(crate) fn has_pauses(&self, _: u64) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn draw(
+        &self,
+        _: Option<Key>,
+        _: Reached<'_>,
+        _: Price,
+    ) -> Option<Result<u64, u64>> {
+        match *self {}
+    }
+
+    pub(crate) fn look(&self, _: Option<Key>, _: u64) -> u64 {
+        match *self {}
+    }
+
+    pub(crate) fn pause(&self, _: Option<Key>, _: u64, _: u64) {
+        match *self {}
+    }
+
+    pub(crate) fn paused(&self, _: Option<Key>, _: u64) -> Option<Pause> {
+        match *self {}
+    }
+
+    pub(crate) fn peek(&self, _: u64) -> (u64, Option<usize>) {
+        match *self {}
+    }
+
+    pub(crate) fn count(&self, _: bool) {
+        match *self {}
+    }
+
+    pub(crate) fn count_waiting(&self, _: usize) {
+        match *self {}
+    }
+
+    pub(crate) fn was_pooled(&self) -> bool {
+        match *self {}
+    }
+}
+
+/// Of no clock.
+pub(crate) fn now(_: i64) -> u64 {
+    0
+}
+
+/// Of no draws: there are no shared ones.
+pub(crate) fn draw_all(_: &[Draw<'_>], _: u64) -> Verdict {
+    Verdict::Unavailable
+}

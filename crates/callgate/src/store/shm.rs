@@ -1,0 +1,675 @@
+//! Buckets in memory that the processes of a host share: a file of atomic cells, and no server.
+//!
+//! A call under one limit, whose bucket is known, is one compare-and-swap, as in this process's memory, and a
+//! refused call writes nothing there. A lock, the kernel's own, is for new keys and for calls that several
+//! limits admit: whoever stops while holding it makes others refuse those calls, and whoever dies leaves a
+//! table that is right.
+//!
+//! Processes may have other numbers for one limit, as while a change is rolled out. A state is converted, in
+//! tokens, by whoever meets it under an edition of the limit that is not theirs.
+
+mod cells;
+mod counts;
+mod file;
+mod inspect;
+mod label;
+mod time;
+mod url;
+
+use std::hash::Hasher;
+use std::hint::spin_loop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use siphasher::sip128::Hasher128;
+use smallvec::SmallVec;
+
+use super::memory::{self, Pause, Seen};
+use super::{Draw, Key, Verdict};
+use crate::bucket::{Bucket, MAX_NANOS, Price, Reached};
+use crate::clock::{Clock, nanos};
+use crate::rules::Secret;
+use crate::{ConfigError, Limit};
+use cells::{EDITIONS, Stamped, Word};
+use counts::Counts;
+use file::{Edition, File, Locked, pair};
+pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
+use label::Label;
+pub(crate) use time::now;
+use url::Url;
+
+/// How often to look at a frozen cell again before taking the lock.
+const SPINS: u32 = 64;
+
+/// A pause's state is the time when it ends, and it is no limit's.
+const PAUSES: usize = 0;
+
+/// Makes the key of a pause out of that of what is paused.
+const PAUSED: [u64; 2] = [
+    u64::from_be_bytes(*b"is pause"),
+    u64::from_be_bytes(*b"d for us"),
+];
+
+/// The lock cannot be had.
+#[derive(Clone, Copy, Debug)]
+struct Busy;
+
+/// Whether this may come after `shm:`; opens nothing.
+#[cfg(feature = "config")]
+pub(crate) fn check(rest: &str) -> Result<(), ConfigError> {
+    Url::parse(rest).map(|_| ())
+}
+
+/// A store that is open.
+#[derive(Debug)]
+pub(crate) struct Store {
+    file: Arc<File>,
+    /// By how much the clock is ahead of the host's.
+    ahead: i64,
+}
+
+impl Store {
+    /// Opens what comes after `shm:`, or makes it.
+    pub(crate) fn open(rest: &str) -> Result<Self, ConfigError> {
+        let url = Url::parse(rest)?;
+        let ahead = time::ahead().map_err(|found| {
+            let allowed = "used where the time since the host's start can be told";
+            ConfigError::new("store", allowed, found)
+        })?;
+        let file = Arc::new(File::open(&url)?);
+        Ok(Self { file, ahead })
+    }
+
+    /// What the keys of all processes are made with.
+    pub(crate) fn secret(&self) -> Secret {
+        Secret::of(self.file.secret())
+    }
+
+    /// The host's time since it was started.
+    pub(crate) fn clock(&self) -> Clock {
+        Clock::Boot(self.ahead)
+    }
+
+    /// The buckets of a limit: as they are, or full where nobody had such a limit.
+    pub(crate) fn buckets(
+        &self,
+        (name, limit, per): (&str, &Limit, &[&str]),
+        bucket: Bucket,
+        now: u64,
+    ) -> Result<Buckets, ConfigError> {
+        let file = &self.file;
+        let locked = file.lock().ok_or_else(|| {
+            let given = format!(
+                "locked by a process that does not go on: '{}'",
+                file.path().display()
+            );
+            ConfigError::new("store", "free", given)
+        })?;
+        let identity = self.identity(name, per);
+        let named = self.named(name);
+        let known = usize::try_from(file.header().editions.load(Ordering::Acquire));
+        let known = known.unwrap_or(EDITIONS).min(EDITIONS);
+        let all = &file.editions()[..known];
+        let number = |(number, _): (usize, _)| number;
+        let mine = || {
+            all.iter()
+                .enumerate()
+                .filter(|(_, one)| pair(&one.identity) == identity)
+        };
+        let first = mine().next().map(number);
+        let same = |one: &Edition| one.bucket().as_ref() == Some(&bucket);
+        let edition = match mine().find(|(_, one)| same(one)).map(number) {
+            Some(edition) => edition,
+            None => {
+                let label = Label::new(name, per);
+                self.publish(known, first, limit, &label, (named, identity))?;
+                known
+            }
+        };
+        let fill = bucket.price(limit.capacity());
+        let fill = fill.map_or(0, |all| nanos(bucket.wait(bucket.empty(0), 0, all)));
+        file.header()
+            .longest_fill
+            .fetch_max(fill, Ordering::Relaxed);
+        let buckets = Buckets {
+            bucket,
+            file: Arc::clone(file),
+            edition,
+            first: first.unwrap_or(edition),
+            split: !per.is_empty(),
+            identity,
+            fill,
+            held: AtomicBool::new(false),
+            pooled: AtomicU8::new(0),
+            counts: Counts::new(file, &locked, edition),
+        };
+        buckets.come_into_use(&locked, named, now);
+        Ok(buckets)
+    }
+
+    /// Makes an edition known. Under the lock.
+    fn publish(
+        &self,
+        number: usize,
+        first: Option<usize>,
+        limit: &Limit,
+        label: &Label,
+        (named, identity): (u64, [u64; 2]),
+    ) -> Result<(), ConfigError> {
+        let Some(edition) = self.file.editions().get(number) else {
+            let allowed = format!("one with at most {} editions of limits", EDITIONS - 1);
+            let given = format!(
+                "a full one (remove it to start anew): '{}'",
+                self.file.path().display()
+            );
+            return Err(ConfigError::new("store", allowed, given));
+        };
+        edition.set_bucket(limit.rate()?.fraction(), limit.capacity());
+        edition.named.store(named, Ordering::Relaxed);
+        edition.identity[0].store(identity[0], Ordering::Relaxed);
+        edition.identity[1].store(identity[1], Ordering::Relaxed);
+        let place = first.unwrap_or(number) as u64;
+        edition.first.store(place, Ordering::Relaxed);
+        label.write(&edition.label);
+        if first.is_none() {
+            let stamp = self.file.stamp(number);
+            edition.own.store(Stamped { stamp, state: 0 });
+        }
+        let known = &self.file.header().editions;
+        known.store(number as u64 + 1, Ordering::Release);
+        Ok(())
+    }
+
+    fn named(&self, name: &str) -> u64 {
+        let mut hasher = self.secret().hasher();
+        hasher.write(name.as_bytes());
+        hasher.finish()
+    }
+
+    /// No two limits differ in name or in what splits them and have the same bytes hashed.
+    fn identity(&self, name: &str, per: &[&str]) -> [u64; 2] {
+        let mut hasher = self.secret().hasher();
+        for text in std::iter::once(&name).chain(per) {
+            hasher.write(&(text.len() as u64).to_le_bytes());
+            hasher.write(text.as_bytes());
+        }
+        Key::new(hasher.finish128().as_u128()).halves()
+    }
+}
+
+/// The buckets of one limit.
+#[derive(Debug)]
+pub(crate) struct Buckets {
+    bucket: Bucket,
+    file: Arc<File>,
+    edition: usize,
+    /// The edition that holds what all editions of the limit have in common.
+    first: usize,
+    split: bool,
+    identity: [u64; 2],
+    /// How long a bucket takes to fill.
+    fill: u64,
+    /// Whether some wait in this process.
+    held: AtomicBool,
+    pooled: AtomicU8,
+    counts: Counts,
+}
+
+impl Buckets {
+    #[inline]
+    pub(crate) fn bucket(&self) -> &Bucket {
+        &self.bucket
+    }
+
+    fn shared(&self) -> &Edition {
+        &self.file.editions()[self.first]
+    }
+
+    #[inline]
+    fn own(&self) -> &Word {
+        &self.shared().own
+    }
+
+    /// A key that only this limit's buckets have.
+    #[inline]
+    fn key(&self, key: Key) -> [u64; 2] {
+        xor(key.halves(), self.identity)
+    }
+
+    /// Whether they are the same ones.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.file, &other.file) && self.first == other.first
+    }
+
+    /// Their place in an order of all that are of one store.
+    pub(crate) fn order(&self) -> u64 {
+        self.first as u64
+    }
+
+    /// Draws from the bucket of a call, if it has one that nobody is changing: the state after an admitted
+    /// call, or else the one that refused it.
+    #[inline]
+    pub(crate) fn draw(
+        &self,
+        key: Option<Key>,
+        now: Reached<'_>,
+        price: Price,
+    ) -> Option<Result<u64, u64>> {
+        let (word, mut seen) = match key {
+            None => (self.own(), self.own().load()),
+            Some(key) => cells::find(self.file.cells(), self.key(key))?,
+        };
+        let stamp = seen.stamp;
+        loop {
+            if seen.stamp != stamp || !self.is_mine(seen) {
+                return None;
+            }
+            let Some(next) = Bucket::draw(seen.state, now, price) else {
+                return Some(Err(seen.state));
+            };
+            match word.swap(seen, seen.with_state(next)) {
+                Ok(()) => return Some(Ok(next)),
+                Err(newer) => seen = newer,
+            }
+        }
+    }
+
+    #[inline]
+    fn is_mine(&self, seen: Stamped) -> bool {
+        seen.edition() == self.edition && !seen.is_frozen()
+    }
+
+    /// The same bucket's state under this edition.
+    ///
+    /// No conversion happens at an earlier time than one before it: with old readings, going to and fro
+    /// between a fast rate and a slow one would count some time twice.
+    fn carried(&self, seen: Stamped, now: u64) -> Option<Stamped> {
+        if seen.edition() == self.edition {
+            return Some(seen);
+        }
+        let old = self.file.bucket(seen.edition())?;
+        let converted = &self.file.header().converted;
+        let now = converted.fetch_max(now, Ordering::AcqRel).max(now);
+        let state = self.bucket.carry(seen.state, old, now);
+        Some(seen.carried(self.edition, state))
+    }
+
+    /// What a call's bucket holds, or would if it had one; changes nothing.
+    ///
+    /// Where somebody is changing it, that is what it holds before.
+    pub(crate) fn look(&self, key: Option<Key>, now: u64) -> u64 {
+        let known = key.and_then(|key| cells::find(self.file.cells(), self.key(key)));
+        match known {
+            Some((_, seen)) => self.state(seen, now),
+            None if key.is_some() => self.start(self.state(self.own().load(), now)),
+            None => self.state(self.own().load(), now),
+        }
+    }
+
+    /// A state in this edition's units. One of an edition that nobody knows is empty for ever.
+    fn state(&self, seen: Stamped, now: u64) -> u64 {
+        let carried = self.carried(seen.thawed(), now);
+        carried.map_or(crate::bucket::MAX_STATE, |carried| carried.state)
+    }
+
+    /// Where a bucket starts that is made now.
+    fn start(&self, own: u64) -> u64 {
+        let horizon = self.file.header().horizon.load(Ordering::Acquire);
+        self.bucket.reached(horizon.min(MAX_NANOS)).floor().max(own)
+    }
+
+    /// What a cell holds, under this edition and once nobody has it frozen; none where it has become another
+    /// key's.
+    fn settled(&self, word: &Word, first: Stamped, now: u64) -> Result<Option<Stamped>, Busy> {
+        let (mut seen, mut spins) = (first, 0);
+        while seen.is_of(first) {
+            if seen.is_frozen() {
+                spins += 1;
+                if spins < SPINS {
+                    spin_loop();
+                } else {
+                    // Whoever froze it is done, or has died and it is thawed now.
+                    drop(self.file.lock().ok_or(Busy)?);
+                }
+                seen = word.load();
+                continue;
+            }
+            let carried = self.carried(seen, now).ok_or(Busy)?;
+            if carried == seen {
+                return Ok(Some(seen));
+            }
+            match word.swap(seen, carried) {
+                Ok(()) => return Ok(Some(carried)),
+                Err(newer) => seen = newer,
+            }
+        }
+        Ok(None)
+    }
+
+    /// A call's bucket, made where it has none, frozen until it is written. Under the lock.
+    fn freeze(&self, key: Option<Key>, now: u64) -> Option<Frozen<'_>> {
+        let (word, floor) = self.find_or_make(key, now)?;
+        let mut seen = word.load();
+        loop {
+            let carried = self.carried(seen, now)?;
+            match word.swap(seen, carried.frozen()) {
+                Ok(()) => {
+                    return Some(Frozen {
+                        word,
+                        seen: carried,
+                        floor,
+                    });
+                }
+                Err(newer) => seen = newer,
+            }
+        }
+    }
+
+    /// A call's bucket, and what its state counts as at least. Under the lock.
+    ///
+    /// Where there is no room for one it is the one that all share who have none.
+    fn find_or_make(&self, key: Option<Key>, now: u64) -> Option<(&Word, u64)> {
+        let own = self.own();
+        let Some(key) = key.map(|key| self.key(key)) else {
+            return Some((own, 0));
+        };
+        let cells = self.file.cells();
+        if let Some((word, _)) = cells::find(cells, key) {
+            return Some((word, 0));
+        }
+        let state = self.start(self.carried(own.load().thawed(), now)?.state);
+        let stamp = self.file.stamp(self.edition);
+        let first = Stamped { stamp, state };
+        if let Some(word) = cells::insert(cells, key, first, |seen| self.gives_up(seen, now)) {
+            self.file.is_removed();
+            return Some((word, 0));
+        }
+        if self.pooled.load(Ordering::Relaxed) == 0 {
+            self.pooled.store(memory::POOLED, Ordering::Relaxed);
+        }
+        Some((own, self.start(0)))
+    }
+
+    /// Whether a cell is worth nothing: its bucket is full.
+    fn gives_up(&self, seen: Stamped, now: u64) -> bool {
+        let header = self.file.header();
+        if seen.edition() == PAUSES {
+            let longest = header.longest_fill.load(Ordering::Relaxed);
+            return seen.state.saturating_add(longest) < now;
+        }
+        let bucket = self.file.bucket(seen.edition());
+        if !bucket.is_some_and(|bucket| seen.state <= bucket.reached(now).floor()) {
+            return false;
+        }
+        header.horizon.fetch_max(now, Ordering::AcqRel);
+        true
+    }
+
+    /// Whether somebody else is to be asked before a draw.
+    #[inline]
+    pub(crate) fn is_held(&self, now: u64) -> bool {
+        self.held.load(Ordering::Relaxed) || self.has_pauses(now)
+    }
+
+    pub(crate) fn hold(&self, held: bool) {
+        if self.held.load(Ordering::Relaxed) != held {
+            self.held.store(held, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there are pauses that matter still.
+    #[inline]
+    pub(crate) fn has_pauses(&self, now: u64) -> bool {
+        now < self.shared().held_until.load(Ordering::Relaxed)
+    }
+
+    /// Lets nobody draw until then: from all buckets, or from those of a part.
+    pub(crate) fn pause(&self, part: Option<Key>, until: u64, now: u64) {
+        let shared = self.shared();
+        let paused = part.is_some_and(|part| self.pause_part(part, until, now));
+        if !paused {
+            shared.until.fetch_max(until, Ordering::AcqRel);
+        }
+        let held_until = until.saturating_add(self.fill).saturating_add(1);
+        shared.held_until.fetch_max(held_until, Ordering::AcqRel);
+    }
+
+    /// Whether there was a cell for it.
+    fn pause_part(&self, part: Key, until: u64, now: u64) -> bool {
+        let Some(_locked) = self.file.lock() else {
+            return false;
+        };
+        let key = xor(self.key(part), PAUSED);
+        let cells = self.file.cells();
+        let stamp = self.file.stamp(PAUSES);
+        let first = Stamped {
+            stamp,
+            state: until,
+        };
+        match cells::find(cells, key) {
+            Some((word, seen)) => word.store(seen.with_state(seen.state.max(until))),
+            None => {
+                return cells::insert(cells, key, first, |seen| self.gives_up(seen, now)).is_some();
+            }
+        }
+        true
+    }
+
+    /// The pause of a part, where it matters still.
+    pub(crate) fn paused(&self, part: Option<Key>, now: u64) -> Option<Pause> {
+        if !self.has_pauses(now) {
+            return None;
+        }
+        let all = self.shared().until.load(Ordering::Acquire);
+        let part = part.and_then(|part| {
+            let key = xor(self.key(part), PAUSED);
+            cells::find(self.file.cells(), key)
+        });
+        let until = part.map_or(all, |(_, seen)| seen.state.max(all));
+        let floor = self.bucket.empty(until.min(MAX_NANOS));
+        let matters = until > 0 && floor > self.bucket.reached(now).floor();
+        matters.then_some(Pause { until, floor })
+    }
+
+    /// The whole tokens in the one bucket, and how many keys have one that is not full; changes nothing.
+    pub(crate) fn peek(&self, now: u64) -> (u64, Option<usize>) {
+        self.file.is_removed();
+        let floor = self.paused(None, now).map_or(0, |pause| pause.floor);
+        let state = self.look(None, now).max(floor);
+        let missing = self.bucket.reached(now).missing(state);
+        let kept = self.split.then(|| self.kept(now));
+        (self.bucket.fill(missing).tokens(), kept)
+    }
+
+    fn kept(&self, now: u64) -> usize {
+        let cells = self.file.cells().iter().map(|cell| cell.word.load());
+        let mine = cells.filter(|seen| self.is_of_this_limit(*seen));
+        let spent = mine.filter(|seen| {
+            let bucket = self.file.bucket(seen.edition());
+            bucket.is_some_and(|bucket| seen.state > bucket.reached(now).floor())
+        });
+        spent.count()
+    }
+
+    fn is_of_this_limit(&self, seen: Stamped) -> bool {
+        let edition = seen.has_key().then(|| seen.edition());
+        let edition = edition.filter(|&edition| edition != PAUSES);
+        let edition = edition.and_then(|edition| self.file.editions().get(edition));
+        edition.is_some_and(|edition| edition.first.load(Ordering::Relaxed) == self.first as u64)
+    }
+
+    #[inline]
+    pub(crate) fn count(&self, admitted: bool) {
+        if let Some(row) = self.counts.row(&self.file, self.edition) {
+            let count = if admitted {
+                &row.admitted
+            } else {
+                &row.rejected
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn count_waiting(&self, waiting: usize) {
+        if let Some(row) = self.counts.row(&self.file, self.edition) {
+            row.waiting.store(waiting as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a key found no place for a bucket of its own; says so only once.
+    pub(crate) fn was_pooled(&self) -> bool {
+        self.pooled.load(Ordering::Relaxed) == memory::POOLED
+            && self.pooled.swap(memory::TOLD, Ordering::Relaxed) == memory::POOLED
+    }
+
+    /// Where other fields split the limit before, nothing tells which of the old buckets a key drew from: all
+    /// start as the emptiest.
+    fn come_into_use(&self, _locked: &Locked<'_>, named: u64, now: u64) {
+        let used = |edition: &Edition| edition.used.load(Ordering::Relaxed);
+        let all = self.file.editions();
+        let others = |edition: &&Edition| {
+            edition.named.load(Ordering::Relaxed) == named
+                && pair(&edition.identity) != self.identity
+        };
+        let before = used(self.shared());
+        let is_other = |edition: usize| all.get(edition).is_some_and(|edition| others(&edition));
+        if all.iter().filter(others).any(|other| used(other) > before) {
+            let mut emptiest = 0;
+            let mut take = |seen: Stamped| {
+                if let Some(carried) = self.carried(seen.thawed(), now) {
+                    emptiest = emptiest.max(carried.state);
+                }
+            };
+            for cell in self.file.cells() {
+                let seen = cell.word.load();
+                if seen.has_key() && seen.edition() != PAUSES && is_other(seen.edition()) {
+                    take(seen);
+                } else if self.is_of_this_limit(seen) {
+                    take(cells::take(cell));
+                }
+            }
+            for other in all.iter().filter(others) {
+                let seen = other.own.load();
+                if seen.has_key() {
+                    take(seen);
+                }
+            }
+            self.lift(emptiest, now);
+        }
+        let next = 1 + all.iter().map(used).max().unwrap_or(0);
+        self.shared().used.store(next, Ordering::Relaxed);
+    }
+
+    /// Takes from the bucket that all share what is above this state.
+    fn lift(&self, least: u64, now: u64) {
+        let own = self.own();
+        loop {
+            let seen = own.load();
+            let Some(carried) = self.carried(seen, now) else {
+                return;
+            };
+            let lifted = carried.with_state(carried.state.max(least));
+            if own.swap(seen, lifted).is_ok() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Buckets {
+    fn drop(&mut self) {
+        self.counts.give_up(&self.file);
+    }
+}
+
+fn xor(one: [u64; 2], other: [u64; 2]) -> [u64; 2] {
+    [one[0] ^ other[0], one[1] ^ other[1]]
+}
+
+/// A cell that nobody else draws from, and what it holds.
+struct Frozen<'a> {
+    word: &'a Word,
+    seen: Stamped,
+    /// No bucket stands lower.
+    floor: u64,
+}
+
+/// What a call finds in a bucket, which counts as at least so empty.
+fn seen<'a>(draw: &Draw<'a>, state: u64, floor: u64) -> Seen<'a> {
+    Seen {
+        word: None,
+        bucket: draw.bucket,
+        reached: draw.reached,
+        price: draw.price,
+        state,
+        floor: draw.floor.max(floor),
+    }
+}
+
+/// Draws from all limits of a call, or from none.
+pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Verdict {
+    let looked = draws.iter().filter_map(|draw| {
+        let state = draw.shared()?.look(draw.key, now);
+        Some(seen(draw, state, 0))
+    });
+    let looked: SmallVec<[_; 4]> = looked.collect();
+    if let Some(refused) = memory::refusal(&looked, now) {
+        return refused;
+    }
+    if let [only] = draws
+        && let Some(verdict) = draw_one(only, now)
+    {
+        return verdict;
+    }
+    charge(draws, now).unwrap_or(Verdict::Unavailable)
+}
+
+/// Draws from the only limit of a call; none where the call has no bucket there.
+fn draw_one(draw: &Draw<'_>, now: u64) -> Option<Verdict> {
+    let buckets = draw.shared()?;
+    let own = buckets.own();
+    let (word, first) = match draw.key() {
+        None => (own, own.load()),
+        Some(key) => cells::find(buckets.file.cells(), buckets.key(key))?,
+    };
+    loop {
+        let Ok(found) = buckets.settled(word, first, now) else {
+            return Some(Verdict::Unavailable);
+        };
+        let at = seen(draw, found?.state, 0);
+        let Some(next) = at.next() else {
+            return memory::refusal(&[at], now);
+        };
+        if word.swap(found?, found?.with_state(next)).is_ok() {
+            return Some(Verdict::Admitted(at.fill(next)));
+        }
+    }
+}
+
+/// Freezes all buckets of a call, finds that all admit, and writes what follows; none where it cannot.
+fn charge(draws: &[Draw<'_>], now: u64) -> Option<Verdict> {
+    let locked = draws.first()?.shared()?.file.lock()?;
+    locked.freezing(true);
+    let mut frozen: SmallVec<[(Frozen<'_>, Seen<'_>); 4]> = SmallVec::new();
+    for draw in draws {
+        let bucket = draw
+            .shared()
+            .and_then(|buckets| buckets.freeze(draw.key(), now));
+        let Some(bucket) = bucket else { break };
+        let seen = seen(draw, bucket.seen.state, bucket.floor);
+        frozen.push((bucket, seen));
+    }
+    let seen: SmallVec<[_; 4]> = frozen.iter().map(|(_, seen)| *seen).collect();
+    let all = seen.len() == draws.len();
+    let refused = memory::refusal(&seen, now);
+    let mut tightest = None;
+    for (bucket, seen) in &frozen {
+        let next = seen.next().filter(|_| all && refused.is_none());
+        let state = next.unwrap_or(bucket.seen.state);
+        bucket.word.store(bucket.seen.with_state(state));
+        tightest = Some(seen.fill(state).tighter(tightest));
+    }
+    locked.freezing(false);
+    let admitted = tightest.map(Verdict::Admitted);
+    refused.or(admitted).filter(|_| all)
+}

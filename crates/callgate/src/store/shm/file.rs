@@ -1,0 +1,628 @@
+//! The file: how it is made, opened, checked and locked.
+//!
+//! It is made without a name, filled, and only then linked, so that nobody ever opens half a file. Its size
+//! never changes, since a process that touches a page beyond the end is killed. From another boot it is
+//! worthless (the clock began again), and a new one is put in its place.
+
+#![expect(
+    unsafe_code,
+    reason = "the memory is shared with other processes: only atomics may be in it"
+)]
+
+use std::fs;
+use std::hint::spin_loop;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+use portable_atomic::AtomicU128;
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::cells::{self, Cell, EDITIONS, Word};
+use super::url::Url;
+use crate::ConfigError;
+use crate::bucket::Bucket;
+
+/// "callgate" as a number.
+const MAGIC: u64 = u64::from_be_bytes(*b"callgate");
+
+/// Of the layout. It is in the file's name too, so that versions of callgate that differ in it run side by side.
+pub(super) const VERSION: u64 = 1;
+
+/// How long to try for the lock. Whoever holds it does so for microseconds, unless stopped.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How often to try again before sleeping, and for how long to sleep.
+const SPINS: u32 = 128;
+const NAP: Duration = Duration::from_micros(50);
+
+/// What comes before the editions.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub(super) struct Header {
+    pub(super) magic: AtomicU64,
+    pub(super) version: AtomicU64,
+    pub(super) size: AtomicU64,
+    pub(super) slots: AtomicU64,
+    boot: [AtomicU64; 2],
+    /// What keys are made with.
+    pub(super) secret: [AtomicU64; 2],
+    /// How many editions there are.
+    pub(super) editions: AtomicU64,
+    /// How many stamps were given.
+    stamps: AtomicU64,
+    /// No bucket gave up its cell at a later time. A caller with an old reading of the clock may find its
+    /// bucket gone that is not full at that time: it starts as full as a bucket can be then.
+    pub(super) horizon: AtomicU64,
+    /// No state was converted at a later time: see [`Buckets::carried`](super::Buckets).
+    pub(super) converted: AtomicU64,
+    /// How long the slowest bucket takes to fill, in nanoseconds.
+    pub(super) longest_fill: AtomicU64,
+    /// Whether whoever holds the lock may have frozen cells.
+    freezing: AtomicU64,
+}
+
+/// A limit's name and what splits it, its numbers, and what all its editions have in common.
+#[derive(Debug)]
+#[repr(C, align(256))]
+pub(super) struct Edition {
+    /// The one bucket of a limit that nothing splits; of one that is split, the bucket of all keys without a
+    /// cell. Like all that follows up to `first`, it counts only in the first edition of a limit.
+    pub(super) own: Word,
+    /// When its pause ends, and when the bucket is full after the last pause.
+    pub(super) until: AtomicU64,
+    pub(super) held_until: AtomicU64,
+    /// Grows when the limit comes into use.
+    pub(super) used: AtomicU64,
+    /// The number of the limit's first edition.
+    pub(super) first: AtomicU64,
+    /// A hash of its name, and one of its name and of what splits it.
+    pub(super) named: AtomicU64,
+    pub(super) identity: [AtomicU64; 2],
+    /// So many tokens in so many nanoseconds: low half, high half.
+    pub(super) tokens: AtomicU64,
+    pub(super) nanos: [AtomicU64; 2],
+    pub(super) burst: AtomicU64,
+    /// For people: see [`Label`](super::label::Label).
+    pub(super) label: [AtomicU64; LABEL],
+}
+
+/// The words of a label.
+pub(super) const LABEL: usize = 18;
+
+/// What one process counts of one edition. Only that process writes it once it is its own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Row {
+    /// The process, and when it was started; no process where the row is free.
+    pub(super) process: AtomicU64,
+    pub(super) started: AtomicU64,
+    /// The namespace in which the process has that number.
+    pub(super) namespace: AtomicU64,
+    pub(super) edition: AtomicU64,
+    pub(super) admitted: AtomicU64,
+    pub(super) rejected: AtomicU64,
+    pub(super) waiting: AtomicU64,
+}
+
+pub(super) const ROWS: usize = 1024;
+
+pub(super) const EDITIONS_AT: usize = size_of::<Header>();
+pub(super) const ROWS_AT: usize = EDITIONS_AT + EDITIONS * size_of::<Edition>();
+pub(super) const CELLS_AT: usize = ROWS_AT + ROWS * size_of::<Row>();
+
+const fn size(slots: usize) -> usize {
+    CELLS_AT + slots * size_of::<Cell>()
+}
+
+/// A file in use.
+#[derive(Debug)]
+pub(super) struct File {
+    map: MmapRaw,
+    slots: usize,
+    path: PathBuf,
+    lock: Lock,
+    /// The arithmetic of editions that were met. (No lock: a child may have been forked while it was held.)
+    met: boxcar::Vec<(usize, Bucket)>,
+    told_unlinked: AtomicBool,
+    told_busy: AtomicBool,
+}
+
+impl File {
+    /// Opens the file, or makes it where there is none of this boot.
+    pub(super) fn open(url: &Url) -> Result<Self, ConfigError> {
+        if !AtomicU128::is_lock_free() {
+            let allowed = "used where a processor can swap 128 bits at once";
+            return Err(ConfigError::new("store", allowed, "one that cannot"));
+        }
+        let refused = |error: Refused| error.of(&url.path);
+        let boot = boot().map_err(refused)?;
+        // Others may make it, or put a new one in its place, at the same time.
+        for _ in 0..100 {
+            let Some(file) = Self::open_existing(&url.path).map_err(refused)? else {
+                if let Some(file) = Self::make(url, boot).map_err(refused)? {
+                    return Ok(file);
+                }
+                continue;
+            };
+            if pair(&file.header().boot) == boot {
+                if file.slots != url.slots && url.gives_slots {
+                    log::warn!(
+                        "store '{}' has {} slots, not {}: who makes the file says how many",
+                        url.path.display(),
+                        file.slots,
+                        url.slots
+                    );
+                }
+                return Ok(file);
+            }
+            file.replace(url, boot).map_err(refused)?;
+        }
+        Err(refused(Refused::new(
+            "a file that stays",
+            "one that others keep replacing",
+        )))
+    }
+
+    fn open_existing(path: &Path) -> Result<Option<Self>, Refused> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::LOOP) => return Err(Refused::new("a regular file", "a symbolic link")),
+            Err(error) => return Err(Refused::failed("to open it for reading and writing", error)),
+        };
+        let found =
+            rustix::fs::fstat(&file).map_err(|error| Refused::failed("to look at it", error))?;
+        if !rustix::fs::FileType::from_raw_mode(found.st_mode).is_file() {
+            return Err(Refused::new("a regular file", "something else"));
+        }
+        let user = rustix::process::geteuid().as_raw();
+        if found.st_uid != user {
+            let allowed = format!("owned by this process's user ({user})");
+            return Err(Refused::new(
+                allowed,
+                format!("one of user {}", found.st_uid),
+            ));
+        }
+        let mode = found.st_mode & 0o7777;
+        if mode != 0o600 {
+            return Err(Refused::new("of mode 0600", format!("{mode:04o}")));
+        }
+        let length = usize::try_from(found.st_size).unwrap_or(0);
+        if length < CELLS_AT {
+            let allowed = format!("a store of callgate: at least {CELLS_AT} bytes");
+            return Err(Refused::new(allowed, format!("{length} bytes")));
+        }
+        let file = Self::map(file, length, path)?;
+        file.check(length)?;
+        Ok(Some(file))
+    }
+
+    fn map(file: OwnedFd, length: usize, path: &Path) -> Result<Self, Refused> {
+        let map = MmapOptions::new()
+            .len(length)
+            .map_raw(&file)
+            .map_err(|error| Refused::failed("to map it", error))?;
+        Ok(Self {
+            map,
+            slots: (length - CELLS_AT) / size_of::<Cell>(),
+            path: path.to_owned(),
+            lock: Lock::new(file),
+            met: boxcar::Vec::new(),
+            told_unlinked: AtomicBool::new(false),
+            told_busy: AtomicBool::new(false),
+        })
+    }
+
+    fn check(&self, length: usize) -> Result<(), Refused> {
+        let header = self.header();
+        let words = [&header.magic, &header.version, &header.size, &header.slots];
+        check(words.map(|word| word.load(Ordering::Relaxed)), length)
+    }
+
+    /// Makes the file; none where somebody else was faster.
+    fn make(url: &Url, boot: [u64; 2]) -> Result<Option<Self>, Refused> {
+        let (file, nameless) = Self::fill(url, boot)?;
+        match link(&nameless, &url.path) {
+            Ok(()) => Ok(Some(file)),
+            Err(Errno::EXIST) => Ok(None),
+            Err(error) => Err(Refused::failed("to give it its name", error)),
+        }
+    }
+
+    /// A file that has all but a name.
+    fn fill(url: &Url, boot: [u64; 2]) -> Result<(Self, OwnedFd), Refused> {
+        let folder = match url.path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let nameless = rustix::fs::open(folder, flags, mode).map_err(|error| match error {
+            Errno::NOENT => Refused::new("in a folder that exists", "a folder that does not"),
+            Errno::OPNOTSUPP | Errno::ISDIR => {
+                let allowed = "on a file system with nameless files (O_TMPFILE), such as tmpfs";
+                Refused::new(allowed, "one without")
+            }
+            error => Refused::failed("to make a file in its folder", error),
+        })?;
+        let length = size(url.slots);
+        // So that nobody is killed for touching a page for which there turns out to be no room.
+        rustix::fs::fallocate(&nameless, FallocateFlags::empty(), 0, length as u64)
+            .map_err(|error| Refused::failed(format!("to get its {length} bytes"), error))?;
+        // The umask may have taken something away.
+        rustix::fs::fchmod(&nameless, mode)
+            .map_err(|error| Refused::failed("to set its mode", error))?;
+        let held = nameless
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| Refused::failed("to hold it", error))?;
+        let file = Self::map(nameless, length, &url.path)?;
+        let header = file.header();
+        let random = random().map_err(|error| Refused::failed("to read /dev/urandom", error))?;
+        let words = [
+            (&header.magic, MAGIC),
+            (&header.version, VERSION),
+            (&header.size, length as u64),
+            (&header.slots, url.slots as u64),
+            (&header.boot[0], boot[0]),
+            (&header.boot[1], boot[1]),
+            (&header.secret[0], random[0]),
+            (&header.secret[1], random[1]),
+            // Zero is no edition's number.
+            (&header.editions, 1),
+        ];
+        for (word, value) in words {
+            word.store(value, Ordering::Relaxed);
+        }
+        Ok((file, held))
+    }
+
+    /// Puts a new file in the place of this one, unless somebody else has.
+    fn replace(self, url: &Url, boot: [u64; 2]) -> Result<(), Refused> {
+        let _locked = self
+            .lock()
+            .ok_or_else(|| Refused::new("free", "locked by a process that does not go on"))?;
+        if !self.is_at(&url.path) {
+            return Ok(());
+        }
+        let (_, nameless) = Self::fill(url, boot)?;
+        let mut beside = url.path.clone().into_os_string();
+        beside.push(".new");
+        // One that somebody left who was killed here.
+        let _ = rustix::fs::unlink(&beside);
+        link(&nameless, &beside)
+            .and_then(|()| rustix::fs::rename(&beside, &url.path))
+            .map_err(|error| Refused::failed("to replace it, which is from another boot", error))
+    }
+
+    /// Whether this file has this name.
+    fn is_at(&self, path: &Path) -> bool {
+        let there = rustix::fs::lstat(path);
+        let here = self.lock.with_file(|file| rustix::fs::fstat(file));
+        match (here, there) {
+            (Some(Ok(here)), Ok(there)) => {
+                (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+            }
+            _ => false,
+        }
+    }
+
+    /// Says once if the file is gone that others would find.
+    pub(super) fn is_removed(&self) -> bool {
+        let links = self.lock.with_file(|file| rustix::fs::fstat(file));
+        let removed = links.is_some_and(|found| found.is_ok_and(|found| found.st_nlink == 0));
+        if removed && !self.told_unlinked.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "store '{}' was removed: the processes that use it go on together, but those started from now \
+                 on do not share its quotas",
+                self.path.display()
+            );
+        }
+        removed
+    }
+
+    pub(super) fn secret(&self) -> [u64; 2] {
+        pair(&self.header().secret)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        // SAFETY: every file is at least that long and its start is that of a page; all of it are atomics.
+        unsafe { &*self.map.as_ptr().cast::<Header>() }
+    }
+
+    pub(super) fn editions(&self) -> &[Edition] {
+        self.slice(EDITIONS_AT, EDITIONS)
+    }
+
+    pub(super) fn rows(&self) -> &[Row] {
+        self.slice(ROWS_AT, ROWS)
+    }
+
+    #[inline]
+    pub(super) fn cells(&self) -> &[Cell] {
+        self.slice(CELLS_AT, self.slots)
+    }
+
+    #[inline]
+    fn slice<T: Shared>(&self, at: usize, count: usize) -> &[T] {
+        debug_assert!(at + count * size_of::<T>() <= self.map.len());
+        // SAFETY: the file was found to be as long as all its parts, and never gets shorter while callgate
+        // has it; each part begins where its type may (a multiple of its alignment from the start of a page),
+        // and consists of atomics, which any bytes are and which other processes may write.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(at).cast(), count) }
+    }
+
+    /// The arithmetic of an edition; none where there is no such edition.
+    pub(super) fn bucket(&self, number: usize) -> Option<&Bucket> {
+        if let Some((_, (_, bucket))) = self.met.iter().find(|(_, (met, _))| *met == number) {
+            return Some(bucket);
+        }
+        if number == 0 || number as u64 >= self.header().editions.load(Ordering::Acquire) {
+            return None;
+        }
+        let edition = self.editions().get(number)?;
+        let bucket = edition.bucket()?;
+        let place = self.met.push((number, bucket));
+        self.met.get(place).map(|(_, bucket)| bucket)
+    }
+
+    /// A stamp that nobody was given before. Under the lock.
+    pub(super) fn stamp(&self, edition: usize) -> u64 {
+        let number = self.header().stamps.fetch_add(1, Ordering::Relaxed) + 1;
+        cells::stamp(number, edition)
+    }
+
+    /// Locks it, for a moment; none where that takes too long.
+    pub(super) fn lock(&self) -> Option<Locked<'_>> {
+        let mut started = None;
+        let mut tries = 0;
+        while !self.lock.try_lock() {
+            tries += 1;
+            if tries < SPINS {
+                spin_loop();
+                continue;
+            }
+            let started = *started.get_or_insert_with(Instant::now);
+            if started.elapsed() > PATIENCE {
+                if !self.told_busy.swap(true, Ordering::Relaxed) {
+                    log::error!(
+                        "store '{}' has been locked for {PATIENCE:?}: calls that need the lock are refused until \
+                         the process that has it goes on or ends",
+                        self.path.display()
+                    );
+                }
+                return None;
+            }
+            thread::sleep(NAP);
+        }
+        if self.told_busy.load(Ordering::Relaxed) && self.told_busy.swap(false, Ordering::Relaxed) {
+            log::warn!("store '{}' can be locked again", self.path.display());
+        }
+        Some(self.locked())
+    }
+
+    /// Locks it if nobody has it.
+    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
+        self.lock.try_lock().then(|| self.locked())
+    }
+
+    /// After it was locked: what those had frozen who died is thawed.
+    fn locked(&self) -> Locked<'_> {
+        let locked = Locked(self);
+        if self.header().freezing.load(Ordering::Acquire) != 0 {
+            locked.thaw_all();
+        }
+        locked
+    }
+}
+
+impl Edition {
+    pub(super) fn bucket(&self) -> Option<Bucket> {
+        let [low, high] = pair(&self.nanos).map(u128::from);
+        let (tokens, burst) = (&self.tokens, &self.burst);
+        let [tokens, burst] = [tokens, burst].map(|word| word.load(Ordering::Relaxed));
+        Bucket::of((tokens, high << 64 | low), burst).filter(|_| burst <= crate::MAX_BURST)
+    }
+
+    pub(super) fn set_bucket(&self, (tokens, nanos): (u64, u128), burst: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let [low, high] = [nanos as u64, (nanos >> 64) as u64];
+        self.tokens.store(tokens, Ordering::Relaxed);
+        self.nanos[0].store(low, Ordering::Relaxed);
+        self.nanos[1].store(high, Ordering::Relaxed);
+        self.burst.store(burst, Ordering::Relaxed);
+    }
+}
+
+/// What may be in the file: atomics only.
+trait Shared {}
+impl Shared for Edition {}
+impl Shared for Row {}
+impl Shared for Cell {}
+
+pub(super) fn pair(words: &[AtomicU64; 2]) -> [u64; 2] {
+    [&words[0], &words[1]].map(|word| word.load(Ordering::Relaxed))
+}
+
+/// The file, held by nobody else.
+pub(super) struct Locked<'a>(&'a File);
+
+impl Locked<'_> {
+    /// Says that cells are about to be frozen, or that they are thawed.
+    pub(super) fn freezing(&self, freezing: bool) {
+        let word = &self.0.header().freezing;
+        word.store(freezing.into(), Ordering::SeqCst);
+    }
+
+    #[cold]
+    fn thaw_all(&self) {
+        let cells = self.0.cells().iter().map(|cell| &cell.word);
+        let own = self.0.editions().iter().map(|edition| &edition.own);
+        for word in cells.chain(own) {
+            let seen = word.load();
+            if seen.is_frozen() {
+                word.store(seen.thawed());
+            }
+        }
+        self.freezing(false);
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.0.lock.unlock();
+    }
+}
+
+/// One holder among all processes by the kernel's lock, which ends with its process, and one among this
+/// process's threads, which share it.
+///
+/// A forked child opens the file again, since its parent's lock would be its own. It may find that a thread of
+/// its parent held the lock of the threads, and takes that over.
+#[derive(Debug)]
+struct Lock {
+    /// The process whose thread holds it; zero for none.
+    holder: AtomicU32,
+    /// By the process that opened them. (No lock: a child may have been forked while it was held.)
+    files: boxcar::Vec<(u32, OwnedFd)>,
+}
+
+impl Lock {
+    fn new(file: OwnedFd) -> Self {
+        let files = boxcar::Vec::new();
+        files.push((process::id(), file));
+        Self {
+            holder: AtomicU32::new(0),
+            files,
+        }
+    }
+
+    fn with_file<T>(&self, then: impl FnOnce(&OwnedFd) -> T) -> Option<T> {
+        let process = process::id();
+        let mut files = self.files.iter().map(|(_, file)| file);
+        if let Some((_, file)) = files.find(|(opener, _)| *opener == process) {
+            return Some(then(file));
+        }
+        let (_, inherited) = self.files.get(0)?;
+        let path = format!("/proc/self/fd/{}", inherited.as_raw_fd());
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let place = self.files.push((process, file));
+        self.files.get(place).map(|(_, file)| then(file))
+    }
+
+    fn try_lock(&self) -> bool {
+        let process = process::id();
+        let holder = self.holder.load(Ordering::Relaxed);
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        if holder == process
+            || self
+                .holder
+                .compare_exchange(holder, process, acquire, relaxed)
+                .is_err()
+        {
+            return false;
+        }
+        let operation = FlockOperation::NonBlockingLockExclusive;
+        let locked = self.with_file(|file| rustix::fs::flock(file, operation).is_ok());
+        if locked != Some(true) {
+            self.holder.store(0, Ordering::Release);
+        }
+        locked == Some(true)
+    }
+
+    fn unlock(&self) {
+        self.with_file(|file| rustix::fs::flock(file, FlockOperation::Unlock));
+        self.holder.store(0, Ordering::Release);
+    }
+}
+
+/// Whether a file of this length begins as a store does.
+pub(super) fn check([magic, version, said, slots]: [u64; 4], length: usize) -> Result<(), Refused> {
+    if magic != MAGIC {
+        return Err(Refused::new("a store of callgate", "another kind of file"));
+    }
+    if version != VERSION {
+        let allowed = format!("of layout {VERSION}");
+        return Err(Refused::new(allowed, format!("layout {version}")));
+    }
+    let due = usize::try_from(slots)
+        .ok()
+        .and_then(|slots| slots.checked_mul(size_of::<Cell>()));
+    let due = due.and_then(|cells| cells.checked_add(CELLS_AT));
+    if said != length as u64 || due != Some(length) {
+        let allowed = format!("{said} bytes for {slots} slots, as it says itself");
+        return Err(Refused::new(allowed, format!("{length} bytes")));
+    }
+    Ok(())
+}
+
+/// Gives a nameless file a name that nothing has.
+fn link(nameless: &OwnedFd, path: impl rustix::path::Arg) -> rustix::io::Result<()> {
+    let from = format!("/proc/self/fd/{}", nameless.as_raw_fd());
+    rustix::fs::linkat(CWD, from, CWD, path, AtFlags::SYMLINK_FOLLOW)
+}
+
+/// Which boot of the host this is.
+fn boot() -> Result<[u64; 2], Refused> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(PATH)
+        .map_err(|error| Refused::failed(format!("to read {PATH}"), error))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    match u128::from_str_radix(&digits, 16) {
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        Ok(boot) => Ok([(boot >> 64) as u64, boot as u64]),
+        Err(_) => Err(Refused::new(
+            format!("used where {PATH} is a UUID"),
+            text.trim(),
+        )),
+    }
+}
+
+fn random() -> io::Result<[u64; 2]> {
+    use std::io::Read;
+    let mut bytes = [0; 16];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let (low, high) = bytes.split_at(8);
+    Ok([low, high].map(|half| {
+        half.iter()
+            .fold(0, |word, &byte| word << 8 | u64::from(byte))
+    }))
+}
+
+/// What is wrong with a file, before it is said which.
+pub(super) struct Refused {
+    allowed: String,
+    found: String,
+}
+
+impl Refused {
+    pub(super) fn new(allowed: impl Into<String>, found: impl Into<String>) -> Self {
+        let (allowed, found) = (allowed.into(), found.into());
+        Self { allowed, found }
+    }
+
+    pub(super) fn failed(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+        Self::new(
+            format!("one that allows {}", what.into()),
+            error.to_string(),
+        )
+    }
+
+    pub(super) fn of(self, path: &Path) -> ConfigError {
+        let Self { allowed, found } = self;
+        ConfigError::new("store", allowed, format!("{found}: '{}'", path.display()))
+    }
+}

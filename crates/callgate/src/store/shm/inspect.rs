@@ -1,0 +1,414 @@
+//! A look into the file, by reading it as any other.
+
+use std::fs::File;
+use std::io::Read;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::cells::{Cell, Stamped};
+use super::counts::Process;
+use super::file::{
+    self, CELLS_AT, EDITIONS_AT, Edition, Header, LABEL, ROWS, ROWS_AT, Refused, Row,
+};
+use super::label::{Label, SEPARATOR};
+use super::url::Url;
+use super::{PAUSED, PAUSES, time, xor};
+use crate::bucket::{Bucket, MAX_NANOS};
+use crate::rules::{Secret, key_of};
+use crate::{Call, ConfigError, Rate};
+
+/// What is in a shared store at a moment: for people who look.
+///
+/// Looking changes nothing: the file is read, not mapped, and nothing in it is locked. So what is told of
+/// different buckets may be some microseconds apart.
+///
+/// ```
+/// use callgate::{Call, Inspection, Limit, Limiter};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let url = format!("shm:{}/callgate", folder.path().display());
+/// let limit = Limit::per_minute(300).burst(20).per(["tenant"]);
+/// let limiter = Limiter::builder().limit("crm", limit).store(&url).build()?;
+/// let call = Call::new("crm").field("tenant", "acme");
+/// assert!(limiter.try_acquire(&call).is_admitted());
+///
+/// let inspection = Inspection::open(&url)?;
+/// assert_eq!(inspection.limits()[0].name, "crm");
+/// assert_eq!(inspection.processes()[0].admitted, 1);
+/// assert_eq!(inspection.bucket("crm", &call).unwrap().remaining, 19);
+/// # Ok::<(), callgate::ConfigError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    path: PathBuf,
+    slots: usize,
+    secret: Secret,
+    now: u64,
+    /// With the number, and those of the first edition and of the limit it is listed as, if it is.
+    editions: Vec<Seen>,
+    limits: Vec<SharedLimit>,
+    processes: Vec<SharedProcess>,
+    cells: Vec<([u64; 2], Stamped)>,
+}
+
+/// A limit that processes have, or had last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedLimit {
+    /// The limit's name, cut where it has more than 96 bytes; `[default]` for the default limit.
+    pub name: String,
+    /// The fields that split it, cut likewise where they have more than 46 bytes.
+    pub per: Vec<String>,
+    /// How fast its buckets refill.
+    pub rate: Rate,
+    /// How many tokens they hold.
+    pub burst: u64,
+    /// The whole tokens in its one bucket; of a limit that is split, in the bucket that all keys share for
+    /// which there is no room.
+    pub remaining: u64,
+    /// How long all its buckets pause still.
+    pub paused: Option<Duration>,
+}
+
+/// What one process, or one limiter in it, has decided by one limit since it has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedProcess {
+    /// Its process identifier, in a namespace that may not be the reader's.
+    pub process: u64,
+    /// Which of [`Inspection::limits`].
+    pub limit: usize,
+    /// How many calls were admitted.
+    pub admitted: u64,
+    /// How many calls this limit refused.
+    pub rejected: u64,
+    /// How many calls waited when it was last said.
+    pub waiting: u64,
+}
+
+/// A bucket of a limit that is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedBucket {
+    /// The limit's name.
+    pub limit: String,
+    /// The fingerprint of the fields' values, as 32 hexadecimal digits. Nobody can tell the values from it.
+    pub key: String,
+    /// The whole tokens in it.
+    pub remaining: u64,
+    /// How many it holds.
+    pub burst: u64,
+    /// How long it pauses still.
+    pub paused: Option<Duration>,
+}
+
+/// An edition of a limit.
+#[derive(Clone, Debug)]
+struct Seen {
+    number: usize,
+    first: usize,
+    identity: [u64; 2],
+    used: u64,
+    until: u64,
+    own: Stamped,
+    rate: Rate,
+    burst: u64,
+    bucket: Bucket,
+    label: Label,
+}
+
+impl Inspection {
+    /// Looks into the store of this URL, such as `shm:/run/myapp/callgate`.
+    ///
+    /// # Errors
+    /// When the URL is wrong, there is no such file, it cannot be read, or it is no store of this layout.
+    pub fn open(url: &str) -> Result<Self, ConfigError> {
+        let Some(rest) = url.strip_prefix("shm:") else {
+            let given = format!("'{}'", url.escape_debug());
+            return Err(ConfigError::new(
+                "store",
+                "a URL that starts with shm:",
+                given,
+            ));
+        };
+        let path = Url::parse(rest)?.path;
+        Self::read(&path).map_err(|refused| refused.of(&path))
+    }
+
+    fn read(path: &Path) -> Result<Self, Refused> {
+        let bytes = bytes(path).map_err(|error| Refused::failed("to read it", error))?;
+        let file = Bytes(&bytes);
+        let header = [
+            offset_of!(Header, magic),
+            offset_of!(Header, version),
+            offset_of!(Header, size),
+            offset_of!(Header, slots),
+        ];
+        file::check(header.map(|at| file.word(at)), bytes.len())?;
+        let ahead = time::ahead()
+            .map_err(|found| Refused::new("looked at where time can be told", found))?;
+        let editions = usize::try_from(file.word(offset_of!(Header, editions))).unwrap_or(0);
+        let numbers = 1..editions.min(super::EDITIONS);
+        let editions: Vec<_> = numbers
+            .filter_map(|number| Seen::read(file, number))
+            .collect();
+        let slots = (bytes.len() - CELLS_AT) / size_of::<Cell>();
+        let cells = (0..slots).map(|slot| CELLS_AT + slot * size_of::<Cell>());
+        let cells = cells.map(|at| {
+            let key = file.pair(at + offset_of!(Cell, key));
+            (key, file.stamped(at + offset_of!(Cell, word)))
+        });
+        let mut inspection = Self {
+            path: path.to_owned(),
+            slots,
+            secret: Secret::of(file.pair(offset_of!(Header, secret))),
+            now: time::now(ahead),
+            editions,
+            limits: Vec::new(),
+            processes: Vec::new(),
+            cells: cells.filter(|(_, stamped)| stamped.has_key()).collect(),
+        };
+        inspection.list(file);
+        Ok(inspection)
+    }
+
+    /// Lists the processes, and the editions of limits that they have; of others the last.
+    fn list(&mut self, file: Bytes<'_>) {
+        let me = Process::own();
+        let rows = (0..ROWS).map(|row| ROWS_AT + row * size_of::<Row>());
+        let rows: Vec<_> = rows
+            .filter(|at| {
+                let process = Process {
+                    number: file.word(at + offset_of!(Row, process)),
+                    started: file.word(at + offset_of!(Row, started)),
+                    namespace: file.word(at + offset_of!(Row, namespace)),
+                };
+                process.number != 0 && !process.is_dead(&me)
+            })
+            .collect();
+        let of =
+            |row: usize| usize::try_from(file.word(row + offset_of!(Row, edition))).unwrap_or(0);
+        let is_had = |edition: &Seen| rows.iter().any(|&row| of(row) == edition.number);
+        let has_others = |edition: &Seen| {
+            let others = self
+                .editions
+                .iter()
+                .filter(|other| other.label.name == edition.label.name);
+            others.clone().any(|other| is_had(other))
+                || others.clone().any(|other| other.used > edition.used)
+        };
+        let listed = |edition: &&Seen| {
+            is_had(edition) || edition.own.edition() == edition.number && !has_others(edition)
+        };
+        let listed: Vec<_> = self.editions.iter().filter(listed).collect();
+        self.processes = rows
+            .iter()
+            .filter_map(|&row| {
+                Some(SharedProcess {
+                    process: file.word(row + offset_of!(Row, process)),
+                    limit: listed
+                        .iter()
+                        .position(|edition| edition.number == of(row))?,
+                    admitted: file.word(row + offset_of!(Row, admitted)),
+                    rejected: file.word(row + offset_of!(Row, rejected)),
+                    waiting: file.word(row + offset_of!(Row, waiting)),
+                })
+            })
+            .collect();
+        self.limits = listed.iter().map(|edition| self.limit(edition)).collect();
+    }
+
+    fn limit(&self, edition: &Seen) -> SharedLimit {
+        let shared = self.edition(edition.first).unwrap_or(edition);
+        SharedLimit {
+            name: edition.label.name.clone(),
+            per: edition.per().map(str::to_owned).collect(),
+            rate: edition.rate,
+            burst: edition.burst,
+            remaining: self.remaining(edition, shared.own, shared.until),
+            paused: self.left(shared.until),
+        }
+    }
+
+    fn edition(&self, number: usize) -> Option<&Seen> {
+        self.editions
+            .iter()
+            .find(|edition| edition.number == number)
+    }
+
+    /// The whole tokens in a bucket of a limit, by the numbers of one of its editions.
+    fn remaining(&self, edition: &Seen, stamped: Stamped, until: u64) -> u64 {
+        let old = self.edition(stamped.edition());
+        let state = match old {
+            Some(old) if old.number != edition.number => {
+                edition.bucket.carry(stamped.state, &old.bucket, self.now)
+            }
+            _ => stamped.state,
+        };
+        let floor = if until > 0 {
+            edition.bucket.empty(until.min(MAX_NANOS))
+        } else {
+            0
+        };
+        let missing = edition.bucket.reached(self.now).missing(state.max(floor));
+        edition.bucket.fill(missing).tokens()
+    }
+
+    fn left(&self, until: u64) -> Option<Duration> {
+        let left = until.checked_sub(self.now).filter(|&left| left > 0);
+        left.map(Duration::from_nanos)
+    }
+
+    /// The file, whose name ends in the version of its layout.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many keys there is room for.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// How many of the slots are taken; those of full buckets are given to others when needed.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The limits that processes have now, and of others the last of each name. One that processes have with
+    /// different numbers is there several times.
+    #[must_use]
+    pub fn limits(&self) -> &[SharedLimit] {
+        &self.limits
+    }
+
+    /// What each process has decided by each limit. Processes that have ended are not there.
+    #[must_use]
+    pub fn processes(&self) -> &[SharedProcess] {
+        &self.processes
+    }
+
+    /// The buckets of limits that are split: those that are not full.
+    pub fn buckets(&self) -> impl Iterator<Item = SharedBucket> {
+        let cells = self.cells.iter();
+        let cells = cells.filter_map(|&(key, stamped)| {
+            let edition = self.edition(stamped.edition())?;
+            let key = xor(key, edition.identity);
+            Some((self.shown(edition, key, stamped, 0), edition, stamped))
+        });
+        let spent = cells.filter(|(_, edition, stamped)| {
+            edition.bucket.reached(self.now).missing(stamped.state) > 0
+        });
+        spent.map(|(bucket, ..)| bucket)
+    }
+
+    /// The bucket that a call draws from under a limit of this name, full where there is none; none where there
+    /// is no such limit, or its fields were cut.
+    #[must_use]
+    pub fn bucket(&self, limit: &str, call: &Call<'_>) -> Option<SharedBucket> {
+        let named = self
+            .editions
+            .iter()
+            .filter(|edition| edition.label.name == limit);
+        let latest =
+            named.max_by_key(|edition| self.edition(edition.first).map(|first| first.used))?;
+        let shared = self.edition(latest.first)?;
+        let per: Vec<_> = latest.per().collect();
+        if per.is_empty() {
+            return Some(self.shown(latest, latest.identity, shared.own, shared.until));
+        }
+        let key = key_of(&self.secret, per, call);
+        let place = xor(key.halves(), latest.identity);
+        let cell = |key: [u64; 2]| self.cells.iter().find(|(of, _)| *of == key);
+        // Of the default limit, a tool may pause alone.
+        let part = xor(
+            xor(self.secret.key(call.tool()).halves(), latest.identity),
+            PAUSED,
+        );
+        let part = cell(part).filter(|(_, stamped)| stamped.edition() == PAUSES);
+        let until = part.map_or(shared.until, |(_, stamped)| stamped.state.max(shared.until));
+        let stamped = cell(place).map_or(shared.own, |&(_, stamped)| stamped);
+        Some(self.shown(latest, key.halves(), stamped, until))
+    }
+
+    fn shown(&self, edition: &Seen, key: [u64; 2], stamped: Stamped, until: u64) -> SharedBucket {
+        SharedBucket {
+            limit: edition.label.name.clone(),
+            key: format!("{:016x}{:016x}", key[0], key[1]),
+            remaining: self.remaining(edition, stamped, until),
+            burst: edition.burst,
+            paused: self.left(until),
+        }
+    }
+}
+
+impl Seen {
+    fn read(file: Bytes<'_>, number: usize) -> Option<Self> {
+        let at = EDITIONS_AT + number * size_of::<Edition>();
+        let word = |offset: usize| file.word(at + offset);
+        let [low, high] = file.pair(at + offset_of!(Edition, nanos)).map(u128::from);
+        let fraction = (word(offset_of!(Edition, tokens)), high << 64 | low);
+        let burst = word(offset_of!(Edition, burst));
+        let label: [u64; LABEL] =
+            std::array::from_fn(|place| word(offset_of!(Edition, label) + place * 8));
+        Some(Self {
+            number,
+            first: usize::try_from(word(offset_of!(Edition, first))).ok()?,
+            identity: file.pair(at + offset_of!(Edition, identity)),
+            used: word(offset_of!(Edition, used)),
+            until: word(offset_of!(Edition, until)),
+            own: file.stamped(at + offset_of!(Edition, own)),
+            rate: Rate::of(fraction)?,
+            burst,
+            bucket: Bucket::of(fraction, burst)?,
+            label: Label::read(&label),
+        })
+    }
+
+    fn per(&self) -> impl Iterator<Item = &str> {
+        let fields = self.label.per.split(SEPARATOR);
+        fields.filter(|field| !field.is_empty())
+    }
+}
+
+/// The file's bytes, at least as many as are asked for.
+#[derive(Clone, Copy)]
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn word(self, at: usize) -> u64 {
+        let bytes = self
+            .0
+            .get(at..at + 8)
+            .and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u64::from_ne_bytes)
+    }
+
+    fn pair(self, at: usize) -> [u64; 2] {
+        [self.word(at), self.word(at + 8)]
+    }
+
+    fn stamped(self, at: usize) -> Stamped {
+        let bytes = self
+            .0
+            .get(at..at + 16)
+            .and_then(|bytes| bytes.try_into().ok());
+        Stamped::of(bytes.map_or(0, u128::from_ne_bytes)).thawed()
+    }
+}
+
+fn bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
