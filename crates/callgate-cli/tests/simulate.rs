@@ -402,6 +402,33 @@ fn names_that_a_terminal_would_obey_are_escaped() {
     );
 }
 
+/// The first blocks of TOML and CSV are the files of the session, which shows what the command prints.
+#[test]
+fn the_page_about_simulate_shows_what_the_command_prints() {
+    let page = fs::read_to_string("../../docs/simulate.md").expect("the page");
+    let block = |kind: &str| {
+        let (_, block) = page.split_once(&format!("\n```{kind}\n")).expect(kind);
+        block.split("\n```").next().expect("its end")
+    };
+    let files = [("limits.toml", block("toml")), ("calls.csv", block("csv"))];
+    let files = files.map(|(name, text)| {
+        let path = trace(&format!("page-{name}"), text);
+        (name, path.to_str().expect("UTF-8").to_owned())
+    });
+    let (typed, shown) = block("console")
+        .split_once('\n')
+        .expect("a command and its output");
+    let args = typed.split(' ').skip(3).map(|arg| {
+        let file = files.iter().find(|(name, _)| *name == arg);
+        file.map_or(arg, |(_, path)| path.as_str())
+    });
+    let mut out = printed(&args.collect::<Vec<_>>());
+    for (name, path) in &files {
+        out = out.replace(path, name);
+    }
+    assert_eq!(out, format!("{shown}\n"));
+}
+
 /// In 192 MiB of addresses, of which the program and its stacks take a part: what grew with the length of
 /// the trace by 16 bytes a call would not fit.
 #[cfg(target_os = "linux")]
