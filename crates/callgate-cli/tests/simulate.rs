@@ -246,6 +246,48 @@ fn any_order_of_lines_is_put_in_order_of_time() {
     assert_eq!(said("far.csv", &far), right);
 }
 
+/// In the window and on disk: of two calls at a time the first is admitted.
+#[test]
+fn calls_of_one_time_stay_in_the_order_of_the_file() {
+    let limits = "[limits.both]\ntools = ['first', 'then']\nrate = '1/s'\nburst = 1\n";
+    let limits = trace("ties.toml", limits);
+    for calls in [10, 80_000] {
+        let pairs = (0..calls).rev();
+        let pairs: Vec<String> = pairs
+            .map(|time| format!("{time},first\n{time},then\n"))
+            .collect();
+        let path = trace("ties.csv", format!("time,tool\n{}", pairs.concat()));
+        let args = [
+            limits.to_str().expect("UTF-8"),
+            path.to_str().expect("UTF-8"),
+            "--json",
+        ];
+        let json = printed(&args);
+        for (tool, admitted) in [("first", calls), ("then", 0)] {
+            let (_, tool) = json
+                .split_once(&format!("\"name\": \"{tool}\""))
+                .expect(tool);
+            assert_eq!(number_after(tool, "\"admitted\": "), admitted);
+        }
+    }
+}
+
+#[test]
+fn a_dry_run_is_warned_of_and_ignored() {
+    let text = fs::read_to_string(LIMITS).expect("the limits");
+    let dry = trace("dry.toml", format!("dry_run = true\n{text}"));
+    let dry = dry.to_str().expect("UTF-8");
+    let (code, out, err) = run(&[dry, CSV]);
+    assert_eq!(
+        (code, out.replace(dry, LIMITS)),
+        (0, printed(&[LIMITS, CSV]))
+    );
+    assert!(
+        err.starts_with("warning: ") && err.contains("dry_run"),
+        "{err}"
+    );
+}
+
 /// Marks at the start, line ends of both kinds, quotes, blank lines, no end of the last line.
 #[test]
 fn odd_files_are_read() {
@@ -289,7 +331,7 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
         ("time,tool\n", "there is no call in it"),
         (
             "1,search\n2,search\n",
-            "line 1 must name the columns, and has no 'time' among them: '1,search'",
+            "line 1: the first line names the columns, and must have 'time' among them: '1,search'",
         ),
         (
             "time,tool,time\n",
@@ -301,7 +343,7 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
         ),
         (
             "time,tool\n1,a,b\n",
-            "line 2: 3 fields, where line 1 names 2",
+            "line 2: 3 fields, where the first line names 2",
         ),
         ("time,tool\n1,\n", "line 2: the tool must have a name"),
         (
@@ -317,17 +359,14 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
             "line 2: a quoted field does not end on its line",
         ),
         (&format!("time,tool\n{long}"), "line 2: longer than 64 KiB"),
-        (
-            "{\"time\":1}\n",
-            "line 1: missing field `tool`, at character 10",
-        ),
+        ("{\"time\":1}\n", "line 1: missing field `tool`, at byte 10"),
         (
             "{\"time\":1,\"tool\":\"a\",\"fields\":{\"tenant\":5}}\n",
-            "line 1: invalid type: integer `5`, expected a string, at character 41",
+            "line 1: invalid type: integer `5`, expected a string, at byte 41",
         ),
         (
             "{\"time\":1,\"tool\":\"a\"\n",
-            "line 1: EOF while parsing an object at line 2 column 0",
+            "line 1: EOF while parsing an object, at byte 20",
         ),
     ] {
         let path = trace("bad", text);
@@ -350,7 +389,7 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
         ),
         (3, 3)
     );
-    let first = "line 3: 1 fields, where line 1 names 2";
+    let first = "line 3: 1 fields, where the first line names 2";
     let lines = "3 lines left out that cannot be read, the first of them";
     assert_eq!(err, format!("warning: {path}: {lines} {first}\n"));
 }

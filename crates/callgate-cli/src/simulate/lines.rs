@@ -99,10 +99,9 @@ impl Parser {
         name: &str,
         fields: &[String],
     ) -> Result<Self, String> {
-        let line = lines
-            .next()
-            .map_err(|error| format!("cannot be read: {error}"))?;
-        let Some(line) = line.transpose().map_err(|why| format!("line 1: {why}"))? else {
+        let read = lines.next();
+        let line = read.map_err(|error| format!("cannot be read: {error}"))?;
+        let Some(line) = line.transpose()? else {
             return Ok(Self::Json);
         };
         let ending = name.rsplit('.').next().unwrap_or_default();
@@ -159,7 +158,7 @@ impl Csv {
             text: Vec::new(),
             ends: vec![0; 64],
         };
-        let names = csv.split(header).map_err(|why| format!("line 1: {why}"))?;
+        let names = csv.split(header)?;
         let mut columns = Vec::with_capacity(names);
         for index in 0..names {
             let name = csv.text(index).trim_ascii();
@@ -177,14 +176,14 @@ impl Csv {
             };
             if column != Column::Ignored && columns.contains(&column) {
                 let name = String::from_utf8_lossy(name);
-                return Err(format!("line 1: the column '{name}' is there twice"));
+                return Err(format!("the column '{name}' is there twice"));
             }
             columns.push(column);
         }
         for (column, name) in [(Column::Time, "time"), (Column::Tool, "tool")] {
             if !columns.contains(&column) {
                 return Err(format!(
-                    "line 1 must name the columns, and has no '{name}' among them: {}",
+                    "the first line names the columns, and must have '{name}' among them: {}",
                     shortened(header)
                 ));
             }
@@ -230,7 +229,9 @@ impl Csv {
         let count = self.split(line)?;
         if count != self.columns.len() {
             let columns = self.columns.len();
-            return Err(format!("{count} fields, where line 1 names {columns}"));
+            return Err(format!(
+                "{count} fields, where the first line names {columns}"
+            ));
         }
         let mut call = Reading::new(batch.open(fields));
         for (index, column) in self.columns.iter().enumerate() {
@@ -298,10 +299,10 @@ fn read_json(
     fields: &[String],
     mut tool: impl FnMut(&str) -> Result<u32, String>,
 ) -> Result<bool, String> {
-    let line: Line<'_> = serde_json::from_slice(line).map_err(|error| {
+    let line: Line<'_> = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
         // There is only one line.
         let error = error.to_string();
-        error.replace(" at line 1 column", ", at character")
+        error.replace(" at line 1 column", ", at byte")
     })?;
     let mut call = Reading::new(batch.open(fields.len()));
     let quoted: Result<Text<'_>, _> = serde_json::from_str(line.time.get());

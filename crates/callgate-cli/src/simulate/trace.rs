@@ -335,8 +335,12 @@ impl Trace {
         self.progress.start(bytes);
         let mut lines = Lines::new(BufReader::with_capacity(1 << 16, file));
         let parser = Parser::new(&mut lines, &self.name, &self.fields);
-        let parser = parser.map_err(|error| format!("{}: {error}", self.name))?;
+        let parser = parser.map_err(|why| self.named(lines.number(), &why))?;
         Ok((lines, parser))
+    }
+
+    fn named(&self, line: u64, why: &str) -> String {
+        format!("{}: line {line}: {why}", self.name)
     }
 
     /// Reads calls until there are so many, or so many bytes; whether there are more.
@@ -358,12 +362,12 @@ impl Trace {
             match line.and_then(&mut read) {
                 Ok(has_duration) => self.has_durations |= has_duration,
                 Err(why) => {
-                    let why = format!("line {}: {why}", lines.number());
                     if !self.skip_bad {
-                        return Err(format!("{}: {why}", self.name));
+                        return Err(self.named(lines.number(), &why));
                     }
                     self.skipped.lines += 1;
-                    self.skipped.first.get_or_insert(why);
+                    let first = &mut self.skipped.first;
+                    first.get_or_insert_with(|| format!("line {}: {why}", lines.number()));
                 }
             }
         }
