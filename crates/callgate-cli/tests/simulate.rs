@@ -468,6 +468,54 @@ fn the_page_about_simulate_shows_what_the_command_prints() {
     assert_eq!(out, format!("{shown}\n"));
 }
 
+/// Each session of the guide shows what the command prints, and each of its pictures what it draws.
+#[test]
+fn the_guide_shows_what_the_command_prints_and_draws() {
+    let page = fs::read_to_string("../../docs/choose-your-limits.md").expect("the page");
+    let blocks = |kind: &str| -> Vec<String> {
+        let opening = format!("\n```{kind}\n");
+        let blocks = page.split(&opening).skip(1);
+        blocks
+            .filter_map(|block| Some(block.split("\n```").next()?.to_owned()))
+            .collect()
+    };
+    let (limits, sessions) = (blocks("toml"), blocks("console"));
+    assert_eq!((limits.len(), sessions.len()), (2, 2));
+    for ((name, limits), session) in ["quota", "waiting"].iter().zip(limits).zip(sessions) {
+        let path = |name: &str| {
+            Path::new(env!("CARGO_TARGET_TMPDIR"))
+                .join(name)
+                .display()
+                .to_string()
+        };
+        let files = [
+            (
+                format!("{name}.toml"),
+                trace(&format!("{name}.toml"), limits).display().to_string(),
+            ),
+            (format!("{name}.svg"), path(&format!("{name}.svg"))),
+            (
+                "support.csv".to_owned(),
+                "../../examples/traces/support.csv".to_owned(),
+            ),
+        ];
+        let (typed, shown) = session.split_once('\n').expect("a command and its output");
+        let args = typed.split(' ').skip(3).map(|arg| {
+            let file = files.iter().find(|(name, _)| name == arg);
+            file.map_or(arg, |(_, path)| path.as_str())
+        });
+        let said = |text: String| {
+            let files = files.iter();
+            files.fold(text, |text, (name, path)| text.replace(path, name))
+        };
+        let out = printed(&args.collect::<Vec<_>>());
+        assert_eq!(said(out), format!("{shown}\n"));
+        let drawn = fs::read_to_string(path(&format!("{name}.svg"))).expect("a picture");
+        let committed = Path::new("../../docs/pictures").join(format!("{name}.svg"));
+        assert_data_eq!(said(drawn), Data::read_from(&committed, None).raw());
+    }
+}
+
 /// In 192 MiB of addresses, of which the program and its stacks take a part: what grew with the length of
 /// the trace by 16 bytes a call would not fit.
 #[cfg(target_os = "linux")]
