@@ -20,6 +20,17 @@ const LONGEST: u64 = 64 << 10;
 /// A time in nanoseconds ends in the year 2262.
 const LAST: u64 = i64::MAX as u64;
 
+/// Powers of ten.
+const TENS: [u64; 10] = {
+    let mut tens = [1; 10];
+    let mut place = 1;
+    while place < tens.len() {
+        tens[place] = tens[place - 1] * 10;
+        place += 1;
+    }
+    tens
+};
+
 /// Lines that are no longer than they may be.
 pub(crate) struct Lines<R> {
     reader: R,
@@ -401,21 +412,26 @@ fn seconds(name: &str, text: &str) -> Result<u64, String> {
 }
 
 fn decimal(text: &[u8]) -> Option<u64> {
-    let mut nanos: u64 = 0;
-    let mut places = None;
-    for &byte in text {
-        match byte {
-            b'0'..=b'9' => {
-                nanos = nanos.checked_mul(10)?.checked_add(u64::from(byte - b'0'))?;
-                places = places.map(|places: u32| places + 1);
-            }
-            b'.' if places.is_none() => places = Some(0),
-            _ => return None,
-        }
+    let point = text.iter().position(|&byte| byte == b'.');
+    let (whole, part) = point.map_or((text, &[][..]), |at| (&text[..at], &text[at + 1..]));
+    if whole.is_empty() && part.is_empty() {
+        return None;
     }
-    let missing = 9_u32.checked_sub(places.unwrap_or(0))?;
-    let nanos = nanos.checked_mul(10_u64.pow(missing))?;
-    (text.iter().any(u8::is_ascii_digit) && nanos <= LAST).then_some(nanos)
+    let missing = 9_usize.checked_sub(part.len())?;
+    let part = number(part)? * TENS[missing];
+    let nanos = number(whole)?.checked_mul(TENS[9])?.checked_add(part)?;
+    (nanos <= LAST).then_some(nanos)
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    // No longer number is in range, and none of this length is too large to be read.
+    if digits.len() > 18 {
+        return None;
+    }
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = digit.wrapping_sub(b'0');
+        (digit < 10).then_some(number * 10 + u64::from(digit))
+    })
 }
 
 /// The start of a text, as a message can hold it.
