@@ -7,6 +7,7 @@ mod mutex;
 mod peers;
 mod report;
 mod several;
+mod simulate;
 mod tenants;
 
 use std::alloc::System;
@@ -17,6 +18,7 @@ use exact::Trial;
 use measure::{Case, Cost, Figure, ROUNDS};
 use peers::{Rate, Row};
 use report::{Column, ratio, target, worst};
+use simulate::Measured;
 use tenants::{ARRAY, ARRAYS, CALLGATE, KINDS, LIMITERS, REFILLED};
 
 /// Counts what is on the heap: one addition more for each allocation, which is 5 ns or so.
@@ -121,6 +123,9 @@ fn main() {
     println!("\n## Calls admitted to a caller who comes back when told to, on a simulated clock\n");
     trials();
 
+    println!("\n## A trace of calls: nanoseconds a call, on one core\n");
+    let simulated = simulated();
+
     println!("\n## Targets, at the worst of the limits above\n");
     println!("| | at most | measured | |\n|---|---|---|---|");
     target("admit / clock", 1.35, worst(&admit, peers::TOOL, None));
@@ -157,6 +162,24 @@ fn main() {
             Figure::exact(bytes[row.expect("a kind")])
         }),
     );
+    let [csv, _] = simulated;
+    target("a trace in CSV, ns a call", 1_000.0, csv.simulated);
+    target("a trace in CSV, simulated / only parsed", 6.0, csv.ratio);
+}
+
+/// Measures what a call of a trace costs, and prints it.
+fn simulated() -> [Measured; 2] {
+    let measured = simulate::measured().expect("room for the traces");
+    report::head(&["only parsed", "`callgate simulate`", "ratio"].map(str::to_owned));
+    for ((name, ..), measured) in simulate::FORMATS.iter().zip(&measured) {
+        let cells = [
+            format!("{:.0}", measured.parsed.value),
+            format!("{:.0}", measured.simulated.value),
+            format!("{:.2}", measured.ratio.value),
+        ];
+        report::row(name, cells.into_iter().map(Some));
+    }
+    measured
 }
 
 /// The highest of callgate's quotients with all others.

@@ -187,7 +187,7 @@ impl Figure {
     }
 
     /// The median, and how far the medians of consecutive parts are apart.
-    fn of(values: &[f64]) -> Self {
+    pub(crate) fn of(values: &[f64]) -> Self {
         let value = median(values);
         let part = values.len() / PARTS;
         let spread = if part < LEAST {
@@ -345,6 +345,6 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn nanos(duration: Duration) -> f64 {
+pub(crate) fn nanos(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e9
 }

@@ -246,6 +246,48 @@ fn any_order_of_lines_is_put_in_order_of_time() {
     assert_eq!(said("far.csv", &far), right);
 }
 
+/// In the window and on disk: of two calls at a time the first is admitted.
+#[test]
+fn calls_of_one_time_stay_in_the_order_of_the_file() {
+    let limits = "[limits.both]\ntools = ['first', 'then']\nrate = '1/s'\nburst = 1\n";
+    let limits = trace("ties.toml", limits);
+    for calls in [10, 80_000] {
+        let pairs = (0..calls).rev();
+        let pairs: Vec<String> = pairs
+            .map(|time| format!("{time},first\n{time},then\n"))
+            .collect();
+        let path = trace("ties.csv", format!("time,tool\n{}", pairs.concat()));
+        let args = [
+            limits.to_str().expect("UTF-8"),
+            path.to_str().expect("UTF-8"),
+            "--json",
+        ];
+        let json = printed(&args);
+        for (tool, admitted) in [("first", calls), ("then", 0)] {
+            let (_, tool) = json
+                .split_once(&format!("\"name\": \"{tool}\""))
+                .expect(tool);
+            assert_eq!(number_after(tool, "\"admitted\": "), admitted);
+        }
+    }
+}
+
+#[test]
+fn a_dry_run_is_warned_of_and_ignored() {
+    let text = fs::read_to_string(LIMITS).expect("the limits");
+    let dry = trace("dry.toml", format!("dry_run = true\n{text}"));
+    let dry = dry.to_str().expect("UTF-8");
+    let (code, out, err) = run(&[dry, CSV]);
+    assert_eq!(
+        (code, out.replace(dry, LIMITS)),
+        (0, printed(&[LIMITS, CSV]))
+    );
+    assert!(
+        err.starts_with("warning: ") && err.contains("dry_run"),
+        "{err}"
+    );
+}
+
 /// Marks at the start, line ends of both kinds, quotes, blank lines, no end of the last line.
 #[test]
 fn odd_files_are_read() {
@@ -289,7 +331,7 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
         ("time,tool\n", "there is no call in it"),
         (
             "1,search\n2,search\n",
-            "line 1 must name the columns, and has no 'time' among them: '1,search'",
+            "line 1: the first line names the columns, and must have 'time' among them: '1,search'",
         ),
         (
             "time,tool,time\n",
@@ -301,7 +343,7 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
         ),
         (
             "time,tool\n1,a,b\n",
-            "line 2: 3 fields, where line 1 names 2",
+            "line 2: 3 fields, where the first line names 2",
         ),
         ("time,tool\n1,\n", "line 2: the tool must have a name"),
         (
@@ -317,17 +359,14 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
             "line 2: a quoted field does not end on its line",
         ),
         (&format!("time,tool\n{long}"), "line 2: longer than 64 KiB"),
-        (
-            "{\"time\":1}\n",
-            "line 1: missing field `tool`, at character 10",
-        ),
+        ("{\"time\":1}\n", "line 1: missing field `tool`, at byte 10"),
         (
             "{\"time\":1,\"tool\":\"a\",\"fields\":{\"tenant\":5}}\n",
-            "line 1: invalid type: integer `5`, expected a string, at character 41",
+            "line 1: invalid type: integer `5`, expected a string, at byte 41",
         ),
         (
             "{\"time\":1,\"tool\":\"a\"\n",
-            "line 1: EOF while parsing an object at line 2 column 0",
+            "line 1: EOF while parsing an object, at byte 20",
         ),
     ] {
         let path = trace("bad", text);
@@ -350,7 +389,7 @@ fn a_line_that_cannot_be_read_is_named_by_its_number() {
         ),
         (3, 3)
     );
-    let first = "line 3: 1 fields, where line 1 names 2";
+    let first = "line 3: 1 fields, where the first line names 2";
     let lines = "3 lines left out that cannot be read, the first of them";
     assert_eq!(err, format!("warning: {path}: {lines} {first}\n"));
 }
@@ -400,6 +439,81 @@ fn names_that_a_terminal_would_obey_are_escaped() {
         text.contains("\\u{1b}[2J") && !text.contains('\u{1b}'),
         "{text}"
     );
+}
+
+/// The first blocks of TOML and CSV are the files of the session, which shows what the command prints.
+#[test]
+fn the_page_about_simulate_shows_what_the_command_prints() {
+    let page = fs::read_to_string("../../docs/simulate.md").expect("the page");
+    let block = |kind: &str| {
+        let (_, block) = page.split_once(&format!("\n```{kind}\n")).expect(kind);
+        block.split("\n```").next().expect("its end")
+    };
+    let files = [("limits.toml", block("toml")), ("calls.csv", block("csv"))];
+    let files = files.map(|(name, text)| {
+        let path = trace(&format!("page-{name}"), text);
+        (name, path.to_str().expect("UTF-8").to_owned())
+    });
+    let (typed, shown) = block("console")
+        .split_once('\n')
+        .expect("a command and its output");
+    let args = typed.split(' ').skip(3).map(|arg| {
+        let file = files.iter().find(|(name, _)| *name == arg);
+        file.map_or(arg, |(_, path)| path.as_str())
+    });
+    let mut out = printed(&args.collect::<Vec<_>>());
+    for (name, path) in &files {
+        out = out.replace(path, name);
+    }
+    assert_eq!(out, format!("{shown}\n"));
+}
+
+/// Each session of the guide shows what the command prints, and each of its pictures what it draws.
+#[test]
+fn the_guide_shows_what_the_command_prints_and_draws() {
+    let page = fs::read_to_string("../../docs/choose-your-limits.md").expect("the page");
+    let blocks = |kind: &str| -> Vec<String> {
+        let opening = format!("\n```{kind}\n");
+        let blocks = page.split(&opening).skip(1);
+        blocks
+            .filter_map(|block| Some(block.split("\n```").next()?.to_owned()))
+            .collect()
+    };
+    let (limits, sessions) = (blocks("toml"), blocks("console"));
+    assert_eq!((limits.len(), sessions.len()), (2, 2));
+    for ((name, limits), session) in ["quota", "waiting"].iter().zip(limits).zip(sessions) {
+        let path = |name: &str| {
+            Path::new(env!("CARGO_TARGET_TMPDIR"))
+                .join(name)
+                .display()
+                .to_string()
+        };
+        let files = [
+            (
+                format!("{name}.toml"),
+                trace(&format!("{name}.toml"), limits).display().to_string(),
+            ),
+            (format!("{name}.svg"), path(&format!("{name}.svg"))),
+            (
+                "support.csv".to_owned(),
+                "../../examples/traces/support.csv".to_owned(),
+            ),
+        ];
+        let (typed, shown) = session.split_once('\n').expect("a command and its output");
+        let args = typed.split(' ').skip(3).map(|arg| {
+            let file = files.iter().find(|(name, _)| name == arg);
+            file.map_or(arg, |(_, path)| path.as_str())
+        });
+        let said = |text: String| {
+            let files = files.iter();
+            files.fold(text, |text, (name, path)| text.replace(path, name))
+        };
+        let out = printed(&args.collect::<Vec<_>>());
+        assert_eq!(said(out), format!("{shown}\n"));
+        let drawn = fs::read_to_string(path(&format!("{name}.svg"))).expect("a picture");
+        let committed = Path::new("../../docs/pictures").join(format!("{name}.svg"));
+        assert_data_eq!(said(drawn), Data::read_from(&committed, None).raw());
+    }
 }
 
 /// In 192 MiB of addresses, of which the program and its stacks take a part: what grew with the length of

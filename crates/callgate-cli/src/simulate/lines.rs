@@ -20,6 +20,17 @@ const LONGEST: u64 = 64 << 10;
 /// A time in nanoseconds ends in the year 2262.
 const LAST: u64 = i64::MAX as u64;
 
+/// Powers of ten.
+const TENS: [u64; 10] = {
+    let mut tens = [1; 10];
+    let mut place = 1;
+    while place < tens.len() {
+        tens[place] = tens[place - 1] * 10;
+        place += 1;
+    }
+    tens
+};
+
 /// Lines that are no longer than they may be.
 pub(crate) struct Lines<R> {
     reader: R,
@@ -99,10 +110,9 @@ impl Parser {
         name: &str,
         fields: &[String],
     ) -> Result<Self, String> {
-        let line = lines
-            .next()
-            .map_err(|error| format!("cannot be read: {error}"))?;
-        let Some(line) = line.transpose().map_err(|why| format!("line 1: {why}"))? else {
+        let read = lines.next();
+        let line = read.map_err(|error| format!("cannot be read: {error}"))?;
+        let Some(line) = line.transpose()? else {
             return Ok(Self::Json);
         };
         let ending = name.rsplit('.').next().unwrap_or_default();
@@ -159,7 +169,7 @@ impl Csv {
             text: Vec::new(),
             ends: vec![0; 64],
         };
-        let names = csv.split(header).map_err(|why| format!("line 1: {why}"))?;
+        let names = csv.split(header)?;
         let mut columns = Vec::with_capacity(names);
         for index in 0..names {
             let name = csv.text(index).trim_ascii();
@@ -177,14 +187,14 @@ impl Csv {
             };
             if column != Column::Ignored && columns.contains(&column) {
                 let name = String::from_utf8_lossy(name);
-                return Err(format!("line 1: the column '{name}' is there twice"));
+                return Err(format!("the column '{name}' is there twice"));
             }
             columns.push(column);
         }
         for (column, name) in [(Column::Time, "time"), (Column::Tool, "tool")] {
             if !columns.contains(&column) {
                 return Err(format!(
-                    "line 1 must name the columns, and has no '{name}' among them: {}",
+                    "the first line names the columns, and must have '{name}' among them: {}",
                     shortened(header)
                 ));
             }
@@ -230,7 +240,9 @@ impl Csv {
         let count = self.split(line)?;
         if count != self.columns.len() {
             let columns = self.columns.len();
-            return Err(format!("{count} fields, where line 1 names {columns}"));
+            return Err(format!(
+                "{count} fields, where the first line names {columns}"
+            ));
         }
         let mut call = Reading::new(batch.open(fields));
         for (index, column) in self.columns.iter().enumerate() {
@@ -298,10 +310,10 @@ fn read_json(
     fields: &[String],
     mut tool: impl FnMut(&str) -> Result<u32, String>,
 ) -> Result<bool, String> {
-    let line: Line<'_> = serde_json::from_slice(line).map_err(|error| {
+    let line: Line<'_> = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
         // There is only one line.
         let error = error.to_string();
-        error.replace(" at line 1 column", ", at character")
+        error.replace(" at line 1 column", ", at byte")
     })?;
     let mut call = Reading::new(batch.open(fields.len()));
     let quoted: Result<Text<'_>, _> = serde_json::from_str(line.time.get());
@@ -400,21 +412,26 @@ fn seconds(name: &str, text: &str) -> Result<u64, String> {
 }
 
 fn decimal(text: &[u8]) -> Option<u64> {
-    let mut nanos: u64 = 0;
-    let mut places = None;
-    for &byte in text {
-        match byte {
-            b'0'..=b'9' => {
-                nanos = nanos.checked_mul(10)?.checked_add(u64::from(byte - b'0'))?;
-                places = places.map(|places: u32| places + 1);
-            }
-            b'.' if places.is_none() => places = Some(0),
-            _ => return None,
-        }
+    let point = text.iter().position(|&byte| byte == b'.');
+    let (whole, part) = point.map_or((text, &[][..]), |at| (&text[..at], &text[at + 1..]));
+    if whole.is_empty() && part.is_empty() {
+        return None;
     }
-    let missing = 9_u32.checked_sub(places.unwrap_or(0))?;
-    let nanos = nanos.checked_mul(10_u64.pow(missing))?;
-    (text.iter().any(u8::is_ascii_digit) && nanos <= LAST).then_some(nanos)
+    let missing = 9_usize.checked_sub(part.len())?;
+    let part = number(part)? * TENS[missing];
+    let nanos = number(whole)?.checked_mul(TENS[9])?.checked_add(part)?;
+    (nanos <= LAST).then_some(nanos)
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    // No longer number is in range, and none of this length is too large to be read.
+    if digits.len() > 18 {
+        return None;
+    }
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = digit.wrapping_sub(b'0');
+        (digit < 10).then_some(number * 10 + u64::from(digit))
+    })
 }
 
 /// The start of a text, as a message can hold it.

@@ -8,7 +8,7 @@ use callgate::{Limit, Limiter, Reason};
 use super::plot::Plot;
 use super::run::{Event, Run, What};
 use super::service::{Quota, Service};
-use super::stats::Tally;
+use super::stats::{Steps, Tally};
 use super::trace::{Arrival, Tools};
 
 /// Runs the trace, and counts.
@@ -131,9 +131,10 @@ impl Counts {
     fn hear(&mut self, event: Event) {
         let Event { now, call, what } = event;
         let tool = &mut self.tools[call.tool];
+        let steps = Steps::at(now);
         match what {
-            What::Came => tool.tally.came(now, 1),
-            What::Admitted { waited, .. } => tool.tally.admitted(now, 1, waited),
+            What::Came => tool.tally.came(steps, 1),
+            What::Admitted { waited, .. } => tool.tally.admitted(steps, 1, waited),
             What::Rejected { waited, reason, .. } => {
                 tool.tally.rejected(waited, reason == Reason::Cost);
             }
@@ -147,8 +148,8 @@ impl Counts {
             } = &mut self.limits[place];
             let tokens = call.cost.map_or(limit.default_cost(), u64::from);
             match what {
-                What::Came => tally.came(now, tokens),
-                What::Admitted { waited, .. } => tally.admitted(now, tokens, waited),
+                What::Came => tally.came(steps, tokens),
+                What::Admitted { waited, .. } => tally.admitted(steps, tokens, waited),
                 What::Rejected {
                     waited,
                     limit,

@@ -261,6 +261,9 @@ impl Run {
 
     /// Whoever was woken asks now.
     fn hear(&mut self, now: u64) {
+        if self.waiting.is_empty() {
+            return;
+        }
         for number in self.woken.list().drain(..) {
             if let Some(waiting) = self.waiting.get_mut(&number)
                 && waiting.next > now

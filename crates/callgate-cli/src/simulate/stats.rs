@@ -3,7 +3,7 @@
 use callgate::MAX_BURST;
 
 /// A window slides in steps of so many parts of its length.
-const STEPS: usize = 100;
+const STEPS: u64 = 100;
 
 /// Calls of one limit or one tool.
 #[derive(Clone, Debug, Default)]
@@ -26,12 +26,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn came(&mut self, now: u64, amount: u64) {
+    pub(crate) fn came(&mut self, now: Steps, amount: u64) {
         self.calls += 1;
         self.asked.add(now, amount);
     }
 
-    pub(crate) fn admitted(&mut self, now: u64, amount: u64, waited: u64) {
+    pub(crate) fn admitted(&mut self, now: Steps, amount: u64, waited: u64) {
         self.admitted += 1;
         self.waited += u64::from(waited > 0);
         self.longest_wait = self.longest_wait.max(waited);
@@ -52,56 +52,63 @@ impl Tally {
 }
 
 /// The busiest second and minute.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Busiest {
     pub(crate) second: Window,
     pub(crate) minute: Window,
 }
 
-impl Default for Busiest {
-    fn default() -> Self {
+impl Busiest {
+    fn add(&mut self, now: Steps, amount: u64) {
+        // What costs more is never admitted, and sums are to fit.
+        let amount = amount.min(MAX_BURST);
+        self.second.add(now.of_second, amount);
+        self.minute.add(now.of_minute, amount);
+    }
+}
+
+/// A time, in the numbers of the steps that it is in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    of_second: u64,
+    of_minute: u64,
+}
+
+impl Steps {
+    pub(crate) fn at(nanos: u64) -> Self {
+        let of_second = nanos / (1_000_000_000 / STEPS);
         Self {
-            second: Window::new(1_000_000_000),
-            minute: Window::new(60_000_000_000),
+            of_second,
+            of_minute: of_second / 60,
         }
     }
 }
 
-impl Busiest {
-    fn add(&mut self, now: u64, amount: u64) {
-        // What costs more is never admitted, and sums are to fit.
-        let amount = amount.min(MAX_BURST);
-        self.second.add(now, amount);
-        self.minute.add(now, amount);
-    }
-}
-
-/// The most in any window of a length that starts at a whole hundredth of it.
+/// The most in any window of as many steps.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
-    step: u64,
-    /// The number of the latest step.
+    /// The latest.
     last: u64,
-    parts: Box<[u64; STEPS]>,
+    parts: Box<[u64; 100]>,
     sum: u64,
     pub(crate) most: u64,
 }
 
-impl Window {
-    fn new(length: u64) -> Self {
+impl Default for Window {
+    fn default() -> Self {
         Self {
-            step: length / STEPS as u64,
             last: 0,
-            parts: Box::new([0; STEPS]),
+            parts: Box::new([0; 100]),
             sum: 0,
             most: 0,
         }
     }
+}
 
+impl Window {
     /// Times do not go back.
-    fn add(&mut self, now: u64, amount: u64) {
-        let step = now / self.step;
-        if step - self.last >= STEPS as u64 {
+    fn add(&mut self, step: u64, amount: u64) {
+        if step - self.last >= STEPS {
             self.parts.fill(0);
             self.sum = 0;
         } else {
@@ -115,9 +122,8 @@ impl Window {
         self.most = self.most.max(self.sum);
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "below 100")]
     fn part(&mut self, step: u64) -> &mut u64 {
-        &mut self.parts[(step % STEPS as u64) as usize]
+        &mut self.parts[(step % STEPS) as usize]
     }
 }
 
@@ -134,20 +140,19 @@ mod tests {
         fn the_busiest_window_is_the_best_of_all_that_start_at_a_step(
             steps in proptest::collection::vec((0..250_u64, 1..5_u64), 1..40)
         ) {
-            let mut window = Window::new(1_000_000_000);
+            let mut window = Window::default();
             let mut calls = Vec::new();
             let mut now = 0;
             for (after, amount) in steps {
-                now += after * 7_000_000;
+                now += after;
                 window.add(now, amount);
-                calls.push((now / window.step, amount));
+                calls.push((now, amount));
             }
             let within = |first: u64| {
-                let calls = calls.iter().filter(|(step, _)| (first..first + 100).contains(step));
+                let calls = calls.iter().filter(|(step, _)| (first..first + STEPS).contains(step));
                 calls.map(|(_, amount)| amount).sum::<u64>()
             };
-            let most = (0..=now / window.step).map(within).max();
-            prop_assert_eq!(Some(window.most), most);
+            prop_assert_eq!(Some(window.most), (0..=now).map(within).max());
         }
     }
 }

@@ -4,7 +4,6 @@
 //! window of so many; where that is not enough, in runs on disk. Either way memory does not grow with the
 //! length of the trace.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, Seek};
 use std::mem;
@@ -12,12 +11,17 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
+
 use super::lines::{Lines, Parser};
 use super::progress::Progress;
 use super::runs::{Merge, Runs};
 
 /// A line may be out of its place by so many others before calls are sorted on disk.
-const WINDOW: usize = 32_768;
+const WINDOW: usize = 16_384;
+
+/// So many are sorted at once: what stays for the next time is copied.
+const SORTED: usize = 4 * WINDOW;
 
 /// No more than so many bytes of fields are held in the window.
 const WINDOW_BYTES: usize = 16 << 20;
@@ -69,7 +73,7 @@ pub(crate) struct Arrival<'a> {
 /// The names of tools, each with a number.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
-    numbers: HashMap<Box<str>, u32>,
+    numbers: FxHashMap<Box<str>, u32>,
     names: Vec<Box<str>>,
 }
 
@@ -282,10 +286,10 @@ impl Trace {
         let mut first = None;
         let mut last = 0;
         loop {
-            let more = self.fill(&mut lines, &mut batch, 2 * WINDOW, WINDOW_BYTES)?;
+            let more = self.fill(&mut lines, &mut batch, SORTED, WINDOW_BYTES)?;
             batch.sort();
             let ready = if more {
-                batch.rows.len().div_ceil(2)
+                (batch.rows.len() - batch.rows.len() / 4).max(1)
             } else {
                 batch.rows.len()
             };
@@ -335,8 +339,12 @@ impl Trace {
         self.progress.start(bytes);
         let mut lines = Lines::new(BufReader::with_capacity(1 << 16, file));
         let parser = Parser::new(&mut lines, &self.name, &self.fields);
-        let parser = parser.map_err(|error| format!("{}: {error}", self.name))?;
+        let parser = parser.map_err(|why| self.named(lines.number(), &why))?;
         Ok((lines, parser))
+    }
+
+    fn named(&self, line: u64, why: &str) -> String {
+        format!("{}: line {line}: {why}", self.name)
     }
 
     /// Reads calls until there are so many, or so many bytes; whether there are more.
@@ -358,12 +366,12 @@ impl Trace {
             match line.and_then(&mut read) {
                 Ok(has_duration) => self.has_durations |= has_duration,
                 Err(why) => {
-                    let why = format!("line {}: {why}", lines.number());
                     if !self.skip_bad {
-                        return Err(format!("{}: {why}", self.name));
+                        return Err(self.named(lines.number(), &why));
                     }
                     self.skipped.lines += 1;
-                    self.skipped.first.get_or_insert(why);
+                    let first = &mut self.skipped.first;
+                    first.get_or_insert_with(|| format!("line {}: {why}", lines.number()));
                 }
             }
         }
