@@ -31,7 +31,7 @@ use crate::clock::{Clock, nanos};
 use crate::rules::Secret;
 use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
-use counts::Counts;
+use counts::{Counts, Process};
 use file::{Edition, File, Locked, pair};
 pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 use label::Label;
@@ -98,13 +98,9 @@ impl Store {
         now: u64,
     ) -> Result<Buckets, ConfigError> {
         let file = &self.file;
-        let locked = file.lock().ok_or_else(|| {
-            let given = format!(
-                "locked by a process that does not go on: '{}'",
-                file.path().display()
-            );
-            ConfigError::new("store", "free", given)
-        })?;
+        let me = Process::own();
+        let locked = file.lock_patiently();
+        let locked = locked.map_err(|refused| refused.of(file.path()))?;
         let identity = self.identity(name, per);
         let named = self.named(name);
         let known = usize::try_from(file.header().editions.load(Ordering::Acquire));
@@ -141,7 +137,7 @@ impl Store {
             fill,
             held: AtomicBool::new(false),
             pooled: AtomicU8::new(0),
-            counts: Counts::new(file, &locked, edition),
+            counts: Counts::new(file, &locked, edition, me),
         };
         buckets.come_into_use(&locked, named, now);
         Ok(buckets)
@@ -380,7 +376,7 @@ impl Buckets {
         let state = self.start(self.carried(own.load().thawed(), now)?.state);
         let stamp = self.file.stamp(self.edition);
         let first = Stamped { stamp, state };
-        if let Some(word) = cells::insert(cells, key, first, |seen| self.gives_up(seen, now)) {
+        if let Some(word) = self.insert(key, first, now) {
             self.file.is_removed();
             return Some((word, 0));
         }
@@ -390,19 +386,24 @@ impl Buckets {
         Some((own, self.start(0)))
     }
 
-    /// Whether a cell is worth nothing: its bucket is full.
-    fn gives_up(&self, seen: Stamped, now: u64) -> bool {
+    /// Gives a key a cell, if there is room for it. Under the lock.
+    fn insert(&self, key: [u64; 2], first: Stamped, now: u64) -> Option<&Word> {
         let header = self.file.header();
+        let giving_up = || {
+            header.horizon.fetch_max(now, Ordering::AcqRel);
+        };
+        let worthless = |seen| self.is_worthless(seen, now);
+        cells::insert(self.file.cells(), key, first, worthless, giving_up)
+    }
+
+    /// Whether a bucket is full, or a pause is over for all that may have asked for it.
+    fn is_worthless(&self, seen: Stamped, now: u64) -> bool {
         if seen.edition() == PAUSES {
-            let longest = header.longest_fill.load(Ordering::Relaxed);
+            let longest = self.file.header().longest_fill.load(Ordering::Relaxed);
             return seen.state.saturating_add(longest) < now;
         }
         let bucket = self.file.bucket(seen.edition());
-        if !bucket.is_some_and(|bucket| seen.state <= bucket.reached(now).floor()) {
-            return false;
-        }
-        header.horizon.fetch_max(now, Ordering::AcqRel);
-        true
+        bucket.is_some_and(|bucket| seen.state <= bucket.reached(now).floor())
     }
 
     /// Whether somebody else is to be asked before a draw.
@@ -449,7 +450,7 @@ impl Buckets {
         match cells::find(cells, key) {
             Some((word, seen)) => word.store(seen.with_state(seen.state.max(until))),
             None => {
-                return cells::insert(cells, key, first, |seen| self.gives_up(seen, now)).is_some();
+                return self.insert(key, first, now).is_some();
             }
         }
         true
