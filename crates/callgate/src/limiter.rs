@@ -518,8 +518,8 @@ impl Limiter {
     pub(crate) fn warn_of_all(&self, limits: &[Arc<Limited>]) {
         for limited in limits.iter().filter(|limited| limited.buckets.was_pooled()) {
             log::warn!(
-                "limit '{}' has a million buckets that are not full: calls with other fields share one bucket \
-                 until there is room",
+                "limit '{}' has more buckets that are not full than there is room for: calls with other fields share \
+                 one bucket until there is room",
                 self.name(limited.number)
             );
         }

@@ -1,6 +1,9 @@
 //! Faults that others shipped, from public bug reports: each as an input with the right answer.
 #![cfg(not(loom))]
 
+#[path = "common/store.rs"]
+mod store;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroU64;
@@ -17,7 +20,7 @@ const NANOSECOND: Duration = Duration::from_nanos(1);
 
 fn limiter(limit: Limit) -> Limiter {
     let builder = Limiter::builder().limit("tool", limit);
-    builder.build().expect("a limit in range")
+    store::built(builder)
 }
 
 fn decide(limiter: &Limiter, cost: u64, now: Duration) -> Decision<'_> {
@@ -58,7 +61,7 @@ fn in_every_way(limit: &Limit) -> Vec<(&'static str, Limiter)> {
                 .limit("tool", limit()),
         ),
     ];
-    let built = ways.map(|(way, limits)| (way, limits.build().expect("limits in range")));
+    let built = ways.map(|(way, limits)| (way, store::built(limits)));
     built.into()
 }
 

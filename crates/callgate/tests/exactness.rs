@@ -2,6 +2,8 @@
 #![cfg(not(loom))]
 
 mod common;
+#[path = "common/store.rs"]
+mod store;
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -323,7 +325,7 @@ impl Trace {
 
 fn limiter(given: &Given) -> Limiter {
     let builder = Limiter::builder().limit("tool", given.limit.clone());
-    builder.build().expect("a limit in range")
+    store::built(builder)
 }
 
 fn decide(limiter: &Limiter, now: u64, cost: u64) -> Decision<'_> {

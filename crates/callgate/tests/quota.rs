@@ -1,6 +1,9 @@
 //! Quotas: never more than so many in any window of their length, whenever the calls come.
 #![cfg(not(loom))]
 
+#[path = "common/store.rs"]
+mod store;
+
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -42,7 +45,7 @@ fn admissions(limit: &Limit, whens: &[When], costs: &[u64]) -> Vec<(u64, u64)> {
     let (_, unit) = limit.as_quota().expect("a quota");
     let unit = u64::try_from(unit.length().as_nanos()).expect("short");
     let limiter = Limiter::builder().limit("tool", limit.clone());
-    let limiter = limiter.build().expect("a quota in range");
+    let limiter = store::built(limiter);
     let (mut now, mut due) = (0_u64, 0_u64);
     let mut admitted = Vec::new();
     for (when, cost) in whens.iter().zip(costs.iter().cycle()) {

@@ -1,6 +1,9 @@
 //! Many threads on one limiter: together they get what one caller would, on any clock.
 #![cfg(not(loom))]
 
+#[path = "common/store.rs"]
+mod store;
+
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,7 +99,7 @@ fn threads_that_move_the_clock_while_others_draw_get_exactly_the_bound() {
 fn threads_with_stale_readings_get_exactly_the_bound() {
     // A thread that was held up between reading the clock and drawing comes with an old time.
     let limiter = Limiter::builder().limit("tool", Limit::per_second(700).burst(50));
-    let limiter = limiter.build().expect("a limit in range");
+    let limiter = store::built(limiter);
     drain(&limiter);
     let nanos = AtomicU64::new(0);
     let got = together(50_000, |call| {
@@ -115,7 +118,7 @@ fn threads_with_stale_readings_get_exactly_the_bound() {
 fn threads_on_the_real_clock_get_no_more_than_the_bound() {
     let start = Instant::now();
     let limiter = Limiter::builder().limit("tool", Limit::per_second(1_000).burst(100));
-    let limiter = limiter.build().expect("a limit in range");
+    let limiter = store::built(limiter);
     let got = together(50_000, |_| {
         u64::from(limiter.try_acquire(&CALL).is_admitted())
     });
@@ -130,7 +133,7 @@ fn tools_do_not_share_a_bucket() {
     let limiter = names.iter().fold(Limiter::builder(), |builder, name| {
         builder.limit(name, Limit::per_day(1).burst(10))
     });
-    let limiter = limiter.build().expect("limits in range");
+    let limiter = store::built(limiter);
     let got = together(names.len() as u64 * 5, |call| {
         let name = &names[usize::try_from(call).expect("small") % names.len()];
         u64::from(

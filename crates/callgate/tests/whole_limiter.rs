@@ -6,6 +6,8 @@ mod asked;
 mod common;
 #[path = "whole_limiter/model.rs"]
 mod model;
+#[path = "common/store.rs"]
+mod store;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -103,7 +105,7 @@ struct Trace {
 
 impl Trace {
     fn new(asked: Config) -> Self {
-        let limiter = || asked.builder().build().expect("limits in range");
+        let limiter = || store::built(asked.builder());
         Self {
             limiter: limiter(),
             undisturbed: Some(limiter()),

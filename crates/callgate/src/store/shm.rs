@@ -31,7 +31,7 @@ use crate::clock::{Clock, nanos};
 use crate::rules::Secret;
 use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
-use counts::Counts;
+use counts::{Counts, Process};
 use file::{Edition, File, Locked, pair};
 pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 use label::Label;
@@ -98,13 +98,9 @@ impl Store {
         now: u64,
     ) -> Result<Buckets, ConfigError> {
         let file = &self.file;
-        let locked = file.lock().ok_or_else(|| {
-            let given = format!(
-                "locked by a process that does not go on: '{}'",
-                file.path().display()
-            );
-            ConfigError::new("store", "free", given)
-        })?;
+        let me = Process::own();
+        let locked = file.lock_patiently();
+        let locked = locked.map_err(|refused| refused.of(file.path()))?;
         let identity = self.identity(name, per);
         let named = self.named(name);
         let known = usize::try_from(file.header().editions.load(Ordering::Acquire));
@@ -141,7 +137,7 @@ impl Store {
             fill,
             held: AtomicBool::new(false),
             pooled: AtomicU8::new(0),
-            counts: Counts::new(file, &locked, edition),
+            counts: Counts::new(file, &locked, edition, me),
         };
         buckets.come_into_use(&locked, named, now);
         Ok(buckets)
@@ -380,7 +376,7 @@ impl Buckets {
         let state = self.start(self.carried(own.load().thawed(), now)?.state);
         let stamp = self.file.stamp(self.edition);
         let first = Stamped { stamp, state };
-        if let Some(word) = cells::insert(cells, key, first, |seen| self.gives_up(seen, now)) {
+        if let Some(word) = self.insert(key, first, now) {
             self.file.is_removed();
             return Some((word, 0));
         }
@@ -390,19 +386,24 @@ impl Buckets {
         Some((own, self.start(0)))
     }
 
-    /// Whether a cell is worth nothing: its bucket is full.
-    fn gives_up(&self, seen: Stamped, now: u64) -> bool {
+    /// Gives a key a cell, if there is room for it. Under the lock.
+    fn insert(&self, key: [u64; 2], first: Stamped, now: u64) -> Option<&Word> {
         let header = self.file.header();
+        let giving_up = || {
+            header.horizon.fetch_max(now, Ordering::AcqRel);
+        };
+        let worthless = |seen| self.is_worthless(seen, now);
+        cells::insert(self.file.cells(), key, first, worthless, giving_up)
+    }
+
+    /// Whether a bucket is full, or a pause is over for all that may have asked for it.
+    fn is_worthless(&self, seen: Stamped, now: u64) -> bool {
         if seen.edition() == PAUSES {
-            let longest = header.longest_fill.load(Ordering::Relaxed);
+            let longest = self.file.header().longest_fill.load(Ordering::Relaxed);
             return seen.state.saturating_add(longest) < now;
         }
         let bucket = self.file.bucket(seen.edition());
-        if !bucket.is_some_and(|bucket| seen.state <= bucket.reached(now).floor()) {
-            return false;
-        }
-        header.horizon.fetch_max(now, Ordering::AcqRel);
-        true
+        bucket.is_some_and(|bucket| seen.state <= bucket.reached(now).floor())
     }
 
     /// Whether somebody else is to be asked before a draw.
@@ -449,7 +450,7 @@ impl Buckets {
         match cells::find(cells, key) {
             Some((word, seen)) => word.store(seen.with_state(seen.state.max(until))),
             None => {
-                return cells::insert(cells, key, first, |seen| self.gives_up(seen, now)).is_some();
+                return self.insert(key, first, now).is_some();
             }
         }
         true
@@ -483,7 +484,7 @@ impl Buckets {
 
     fn kept(&self, now: u64) -> usize {
         let cells = self.file.cells().iter().map(|cell| cell.word.load());
-        let mine = cells.filter(|seen| self.is_of_this_limit(*seen));
+        let mine = cells.filter(|seen| self.is_of(self.first, *seen));
         let spent = mine.filter(|seen| {
             let bucket = self.file.bucket(seen.edition());
             bucket.is_some_and(|bucket| seen.state > bucket.reached(now).floor())
@@ -491,11 +492,12 @@ impl Buckets {
         spent.count()
     }
 
-    fn is_of_this_limit(&self, seen: Stamped) -> bool {
+    /// Whether it is the bucket of a key, of the limit whose first edition has this number.
+    fn is_of(&self, first: usize, seen: Stamped) -> bool {
         let edition = seen.has_key().then(|| seen.edition());
         let edition = edition.filter(|&edition| edition != PAUSES);
         let edition = edition.and_then(|edition| self.file.editions().get(edition));
-        edition.is_some_and(|edition| edition.first.load(Ordering::Relaxed) == self.first as u64)
+        edition.is_some_and(|edition| edition.first.load(Ordering::Relaxed) == first as u64)
     }
 
     #[inline]
@@ -522,42 +524,57 @@ impl Buckets {
             && self.pooled.swap(memory::TOLD, Ordering::Relaxed) == memory::POOLED
     }
 
+    /// Puts the edition in force: what the buckets hold is under it from now on, whoever touches them.
+    ///
     /// Where other fields split the limit before, nothing tells which of the old buckets a key drew from: all
     /// start as the emptiest.
     fn come_into_use(&self, _locked: &Locked<'_>, named: u64, now: u64) {
         let used = |edition: &Edition| edition.used.load(Ordering::Relaxed);
         let all = self.file.editions();
-        let others = |edition: &&Edition| {
+        let others = all.iter().enumerate().filter(|(_, edition)| {
             edition.named.load(Ordering::Relaxed) == named
                 && pair(&edition.identity) != self.identity
-        };
-        let before = used(self.shared());
-        let is_other = |edition: usize| all.get(edition).is_some_and(|edition| others(&edition));
-        if all.iter().filter(others).any(|other| used(other) > before) {
-            let mut emptiest = 0;
-            let mut take = |seen: Stamped| {
-                if let Some(carried) = self.carried(seen.thawed(), now) {
-                    emptiest = emptiest.max(carried.state);
-                }
-            };
-            for cell in self.file.cells() {
-                let seen = cell.word.load();
-                if seen.has_key() && seen.edition() != PAUSES && is_other(seen.edition()) {
-                    take(seen);
-                } else if self.is_of_this_limit(seen) {
-                    take(cells::take(cell));
-                }
-            }
-            for other in all.iter().filter(others) {
-                let seen = other.own.load();
-                if seen.has_key() {
-                    take(seen);
-                }
-            }
-            self.lift(emptiest, now);
+        });
+        let last = others.max_by_key(|(_, other)| used(other));
+        let last = last.filter(|(_, other)| used(other) > used(self.shared()));
+        if let Some((number, other)) = last {
+            self.start_as_the_emptiest(number, &other.own, now);
+        } else if self.own().load().edition() != self.edition {
+            let cells = self.file.cells().iter().map(|cell| &cell.word);
+            let mine = cells.filter(|word| self.is_of(self.first, word.load()));
+            mine.chain([self.own()])
+                .for_each(|word| self.convert(word, now));
         }
         let next = 1 + all.iter().map(used).max().unwrap_or(0);
         self.shared().used.store(next, Ordering::Relaxed);
+    }
+
+    fn convert(&self, word: &Word, now: u64) {
+        let first = word.load();
+        let mut seen = first;
+        while seen.is_of(first)
+            && let Some(carried) = self.carried(seen, now)
+            && let Err(newer) = word.swap(seen, carried)
+        {
+            seen = newer;
+        }
+    }
+
+    /// As the emptiest of the buckets whose first edition has this number, or of those there were before.
+    fn start_as_the_emptiest(&self, other: usize, own: &Word, now: u64) {
+        let state = |seen| self.carried(seen, now).map_or(0, |carried| carried.state);
+        let states = self.file.cells().iter().map(|cell| {
+            let seen = cell.word.load();
+            if self.is_of(self.first, seen) {
+                state(cells::take(cell))
+            } else if self.is_of(other, seen) {
+                state(seen)
+            } else {
+                0
+            }
+        });
+        let emptiest = states.chain([state(own.load())]).max();
+        self.lift(emptiest.unwrap_or(0), now);
     }
 
     /// Takes from the bucket that all share what is above this state.

@@ -232,6 +232,8 @@ impl Held {
 pub(crate) struct Model {
     /// In the order that they were given, the default last.
     pub(crate) held: Vec<Held>,
+    /// Limits that were there before, in a store that keeps them.
+    gone: Vec<Held>,
     has_default: bool,
     born: usize,
 }
@@ -240,6 +242,7 @@ impl Model {
     pub(crate) fn new(asked: &Config) -> Self {
         let mut model = Self {
             held: Vec::new(),
+            gone: Vec::new(),
             has_default: false,
             born: 0,
         };
@@ -260,7 +263,8 @@ impl Model {
                 ["tool"].into_iter().chain(others).collect(),
             )
         });
-        let old = std::mem::take(&mut self.held);
+        let mut old = std::mem::take(&mut self.held);
+        old.append(&mut self.gone);
         for (name, asked, per) in limits.chain(default) {
             let before = old.iter().find(|held| held.name == name);
             self.born += 1;
@@ -270,6 +274,11 @@ impl Model {
             });
         }
         self.has_default = config.default.is_some();
+        if super::store::is_shared() {
+            // Other processes may have them still.
+            let is_gone = |old: &Held| self.held.iter().all(|held| held.name != old.name);
+            self.gone = old.into_iter().filter(is_gone).collect();
+        }
     }
 
     /// A call comes with an old reading of the clock. If its bucket was dropped, as a full one at a

@@ -4,16 +4,18 @@
 //! edition of a limit the state was written, and has a number that is never used twice. So a swap cannot
 //! succeed on a cell that meanwhile has another key, or whose state was converted.
 //!
-//! A key lives in one of [`WINDOW`] cells. A cell that was used once is never free again, so a search that
-//! meets a free one is over, and no search is longer than that. Only whoever holds the file's lock gives a
-//! cell another key, in three steps, each of which leaves a table that is right.
+//! A key lives in one of two blocks of [`BLOCK`] cells, in the one that had more room when it came: so a table
+//! can be nearly full before a key finds none (Y. Azar et al., "Balanced Allocations", 1999). A cell that was
+//! used once is never free again, so a search of a block is over where it meets a free one. Only
+//! whoever holds the file's lock gives a cell another key, in three steps, each of which leaves a table
+//! that is right.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portable_atomic::AtomicU128;
 
-/// The cells in which a key may be.
-pub(super) const WINDOW: usize = 32;
+/// How many cells are searched together; a table is a multiple of it.
+pub(super) const BLOCK: usize = 16;
 
 /// How many editions there may be, with the one that no limit has.
 pub(super) const EDITIONS: usize = 1 << EDITION_BITS;
@@ -153,48 +155,66 @@ impl Cell {
     }
 }
 
-/// The cells in which this key may be.
+/// The two blocks in which this key may be.
 #[inline]
-fn window(cells: &[Cell], key: [u64; 2]) -> impl Iterator<Item = &Cell> {
-    #[expect(clippy::cast_possible_truncation, reason = "below the number of cells")]
-    let home = ((u128::from(key[0]) * cells.len() as u128) >> 64) as usize;
-    let (before, from) = cells.split_at(home);
-    from.iter().chain(before).take(WINDOW)
+fn blocks(cells: &[Cell], key: [u64; 2]) -> [&[Cell]; 2] {
+    let blocks = (cells.len() / BLOCK) as u128;
+    key.map(|half| {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "below the number of blocks"
+        )]
+        let block = ((u128::from(half) * blocks) >> 64) as usize;
+        &cells[block * BLOCK..(block + 1) * BLOCK]
+    })
 }
 
 /// The cell of this key, and what it holds.
 #[inline]
 pub(super) fn find(cells: &[Cell], key: [u64; 2]) -> Option<(&Word, Stamped)> {
-    for cell in window(cells, key) {
-        let seen = cell.word.load();
-        if seen == Stamped::FREE {
-            return None;
-        }
-        if let Some(seen) = cell.of(key, seen) {
-            return Some((&cell.word, seen));
+    for block in blocks(cells, key) {
+        for cell in block {
+            let seen = cell.word.load();
+            if seen == Stamped::FREE {
+                break;
+            }
+            if let Some(seen) = cell.of(key, seen) {
+                return Some((&cell.word, seen));
+            }
         }
     }
     None
 }
 
-/// Gives a key that has none a cell, if one has no key or one that `gives_up` its place. Under the lock.
+/// Gives a key that has none a cell: one that has no key, or one whose state is `worthless`, after `giving_up`
+/// was told. Under the lock.
 pub(super) fn insert(
     cells: &[Cell],
     key: [u64; 2],
     first: Stamped,
-    gives_up: impl Fn(Stamped) -> bool,
+    worthless: impl Fn(Stamped) -> bool,
+    giving_up: impl Fn(),
 ) -> Option<&Word> {
-    for cell in window(cells, key) {
+    let has_room = |seen: Stamped| !seen.has_key() || !seen.is_frozen() && worthless(seen);
+    let room = |block: &[Cell]| {
+        let room = block.iter().filter(|cell| has_room(cell.word.load()));
+        room.count()
+    };
+    let [mut one, mut other] = blocks(cells, key);
+    if room(one) < room(other) {
+        (one, other) = (other, one);
+    }
+    for cell in one.iter().chain(other) {
         let seen = cell.word.load();
+        if !has_room(seen) {
+            continue;
+        }
         if seen.has_key() {
-            if seen.is_frozen() || !gives_up(seen) {
-                continue;
-            }
-            if cell.word.swap(seen, Stamped::UNUSED).is_err() {
-                continue;
-            }
-        } else {
-            cell.word.store(Stamped::UNUSED);
+            giving_up();
+        }
+        // Somebody may have drawn from it at this moment.
+        if cell.word.swap(seen, Stamped::UNUSED).is_err() {
+            continue;
         }
         // Whoever sees a half of the new key also sees that the cell was given up.
         cell.key[0].store(key[0], Ordering::Release);

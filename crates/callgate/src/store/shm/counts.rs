@@ -20,8 +20,8 @@ pub(super) struct Counts(AtomicU64);
 const NONE: u64 = u32::MAX as u64;
 
 impl Counts {
-    pub(super) fn new(file: &File, locked: &Locked<'_>, edition: usize) -> Self {
-        Self(AtomicU64::new(claim(file, locked, edition)))
+    pub(super) fn new(file: &File, locked: &Locked<'_>, edition: usize, me: Process) -> Self {
+        Self(AtomicU64::new(claim(file, locked, edition, me)))
     }
 
     #[inline]
@@ -36,10 +36,11 @@ impl Counts {
     /// Not where somebody has the lock just now.
     #[cold]
     fn claim_again(&self, file: &File, edition: usize) -> Option<u64> {
+        let me = Process::own();
         let locked = file.try_lock()?;
         let mut claimed = self.0.load(Ordering::Relaxed);
         if claimed >> 32 != forks() & NONE {
-            claimed = claim(file, &locked, edition);
+            claimed = claim(file, &locked, edition, me);
             self.0.store(claimed, Ordering::Relaxed);
         }
         Some(claimed)
@@ -59,8 +60,7 @@ fn row(file: &File, claimed: u64) -> Option<&Row> {
 }
 
 /// Takes a free row, or one of a process that is no more. Under the lock.
-fn claim(file: &File, _locked: &Locked<'_>, edition: usize) -> u64 {
-    let me = Process::own();
+fn claim(file: &File, _locked: &Locked<'_>, edition: usize, me: Process) -> u64 {
     let rows = file.rows();
     let free = |row: &Row| row.process.load(Ordering::Acquire) == 0;
     let number = rows.iter().position(free);

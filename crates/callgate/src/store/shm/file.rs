@@ -35,8 +35,10 @@ const MAGIC: u64 = u64::from_be_bytes(*b"callgate");
 /// Of the layout. It is in the file's name too, so that versions of callgate that differ in it run side by side.
 pub(super) const VERSION: u64 = 1;
 
-/// How long to try for the lock. Whoever holds it does so for microseconds, unless stopped.
+/// How long a call tries for the lock, and who makes a limiter. Whoever holds it does so for microseconds, unless
+/// stopped.
 const PATIENCE: Duration = Duration::from_millis(250);
+const MORE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often to try again before sleeping, and for how long to sleep.
 const SPINS: u32 = 128;
@@ -287,9 +289,7 @@ impl File {
 
     /// Puts a new file in the place of this one, unless somebody else has.
     fn replace(self, url: &Url, boot: [u64; 2]) -> Result<(), Refused> {
-        let _locked = self
-            .lock()
-            .ok_or_else(|| Refused::new("free", "locked by a process that does not go on"))?;
+        let _locked = self.lock_patiently()?;
         if !self.is_at(&url.path) {
             return Ok(());
         }
@@ -384,8 +384,33 @@ impl File {
         cells::stamp(number, edition)
     }
 
-    /// Locks it, for a moment; none where that takes too long.
+    /// Locks it for a moment, for a call; none where that takes too long.
     pub(super) fn lock(&self) -> Option<Locked<'_>> {
+        let locked = self.lock_within(PATIENCE);
+        let busy = locked.is_none();
+        if self.told_busy.load(Ordering::Relaxed) == busy {
+            return locked;
+        }
+        let path = self.path.display();
+        match (self.told_busy.swap(busy, Ordering::Relaxed), busy) {
+            (false, true) => log::error!(
+                "store '{path}' has been locked for {PATIENCE:?}: calls that need the lock are refused until the \
+                 process that has it goes on or ends"
+            ),
+            (true, false) => log::warn!("store '{path}' can be locked again"),
+            _ => {}
+        }
+        locked
+    }
+
+    /// Locks it for somebody who makes a limiter.
+    pub(super) fn lock_patiently(&self) -> Result<Locked<'_>, Refused> {
+        let given = "one that a process has locked which does not go on";
+        self.lock_within(MORE_PATIENCE)
+            .ok_or_else(|| Refused::new("one that can be locked", given))
+    }
+
+    fn lock_within(&self, patience: Duration) -> Option<Locked<'_>> {
         let mut started = None;
         let mut tries = 0;
         while !self.lock.try_lock() {
@@ -394,21 +419,10 @@ impl File {
                 spin_loop();
                 continue;
             }
-            let started = *started.get_or_insert_with(Instant::now);
-            if started.elapsed() > PATIENCE {
-                if !self.told_busy.swap(true, Ordering::Relaxed) {
-                    log::error!(
-                        "store '{}' has been locked for {PATIENCE:?}: calls that need the lock are refused until \
-                         the process that has it goes on or ends",
-                        self.path.display()
-                    );
-                }
+            if started.get_or_insert_with(Instant::now).elapsed() > patience {
                 return None;
             }
             thread::sleep(NAP);
-        }
-        if self.told_busy.load(Ordering::Relaxed) && self.told_busy.swap(false, Ordering::Relaxed) {
-            log::warn!("store '{}' can be locked again", self.path.display());
         }
         Some(self.locked())
     }

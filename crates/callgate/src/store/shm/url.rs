@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::cells::BLOCK;
 use super::file::VERSION;
 use crate::ConfigError;
 
@@ -50,7 +51,7 @@ impl Url {
             .transpose()?;
         Ok(Self {
             path: format!("{path}.v{VERSION}").into(),
-            slots: given.unwrap_or(SLOTS),
+            slots: given.unwrap_or(SLOTS).next_multiple_of(BLOCK),
             gives_slots: given.is_some(),
         })
     }

@@ -1,0 +1,15 @@
+//! The contract of every store, kept by shared memory: the tests of the memory store, once more.
+#![cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+
+#[path = "cases.rs"]
+mod cases;
+#[path = "exactness.rs"]
+mod exactness;
+#[path = "quota.rs"]
+mod quota;
+#[path = "rules.rs"]
+mod rules;
+#[path = "threads.rs"]
+mod threads;
+#[path = "whole_limiter.rs"]
+mod whole_limiter;
