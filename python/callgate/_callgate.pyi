@@ -259,11 +259,11 @@ class Decision:
         """
 
     @property
-    def reason(self) -> Literal["rate", "cost", "paused", "concurrency"] | None:
+    def reason(self) -> Literal["rate", "cost", "paused", "concurrency", "store"] | None:
         """Why it was refused; None where it was not.
 
         ``"rate"``: too few tokens now. ``"paused"``: the limit is paused. ``"concurrency"``: as many calls run
-        as may. ``"cost"``: a cost above the burst.
+        as may. ``"cost"``: a cost above the burst. ``"store"``: a shared store could not be asked.
         """
 
     @property
@@ -331,6 +331,7 @@ class Limiter:
         limits: Mapping[str, ToolRateLimit],
         *,
         default: ToolRateLimit | None = None,
+        store: str | None = None,
         dry_run: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> Self: ...

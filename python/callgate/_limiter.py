@@ -34,15 +34,20 @@ class Limiter(_callgate.Limiter):
     none is. A tool that no limit holds for falls under the default, or is not limited.
 
     One instance may be used from any number of threads and event loops at once; it belongs to none
-    of them. A forked child goes on with a copy: from then on the two count apart.
+    of them. A forked child goes on with a copy: from then on the two count apart, unless they share a
+    store. Waiting and `max_concurrent` are each process's own.
 
     Args:
         limits: The limits by name. A limit's name is its tool, or a pattern of tools such as
             ``"crm_*"``, unless the limit names its `tools` itself.
         default: The limit of each tool that no other limit holds for, with a bucket for each of them.
+        store: The URL of a store that other processes share, such as ``"shm:/run/myapp/callgate"``: a
+            file in memory, for all processes of this host and user (Linux). The folder has to exist.
+            ``?slots=N`` says for how many buckets it is made, 65,536 unless given. Without a store the
+            buckets are this process's own.
         dry_run: Whether to let every call pass, and only say and count what would have been
             refused. What would have been refused spends nothing, and nothing waits.
-        clock: A callable that returns the time in seconds as a float, as `time.monotonic` does;
+        clock: Not beside a store. A callable that returns the time in seconds as a float, as `time.monotonic` does;
             for tests that move time. Readings count in whole nanoseconds. One that is up to 2 s
             below the highest so far counts as the highest; after a larger step back, time goes on
             from the new reading, and nothing is gained or lost by the step. A reading 2^63 ns (292
@@ -52,7 +57,7 @@ class Limiter(_callgate.Limiter):
             own when the interpreter exits: that can abort the process.)
 
     Raises:
-        ConfigError: If a limit or another value is not what it should be.
+        ConfigError: If a limit or another value is not what it should be, or the store cannot be used.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit

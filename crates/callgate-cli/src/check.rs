@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use callgate::{ConfigError, Level, Limit, Limiter, Unit};
+use callgate::{ConfigError, Level, Limit, Limiter, LimiterBuilder, Unit};
 use clap::Args;
 
 use crate::table::{grouped, hide_if_empty, listed, shown, table};
@@ -37,13 +37,16 @@ impl Check {
     }
 
     fn report(&self) -> Result<Outcome, ConfigError> {
-        let limiter = Limiter::from_file(&self.file)?;
+        let builder = LimiterBuilder::from_file(&self.file)?;
+        let store = builder.store_url().map(str::to_owned);
+        let limiter = builder.in_memory().build()?;
         let limits = limiter.snapshot();
         let mut out = format!(
             "{}\n\n{}\n\nThe most that one bucket admits in any window of that length, in tokens:\n\n{}\n",
             heading(
                 &self.file.to_string_lossy(),
                 limits.len(),
+                store.as_deref(),
                 limiter.is_dry_run()
             ),
             limits_table(&limits),
@@ -59,12 +62,15 @@ impl Check {
     }
 }
 
-fn heading(file: &str, limits: usize, dry_run: bool) -> String {
+fn heading(file: &str, limits: usize, store: Option<&str>, dry_run: bool) -> String {
     let limits = match limits {
         1 => "1 limit".to_owned(),
         many => format!("{many} limits"),
     };
     let mut heading = format!("{}: {limits}", shown(file));
+    if let Some(store) = store {
+        let _ = write!(heading, "\nstore: {}", shown(store));
+    }
     if dry_run {
         heading.push_str("\ndry_run = true: every call passes; what would be refused is counted");
     }

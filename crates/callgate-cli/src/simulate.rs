@@ -186,7 +186,7 @@ struct Limits(Vec<(String, Limit)>, bool);
 
 impl Limits {
     fn read(path: &Path) -> Result<Self, ConfigError> {
-        let limiter = Limiter::from_file(path)?;
+        let limiter = LimiterBuilder::from_file(path)?.in_memory().build()?;
         let limits = limiter.snapshot().into_iter();
         let limits = limits.map(|level| (level.name.to_owned(), level.limit));
         Ok(Self(limits.collect(), limiter.is_dry_run()))

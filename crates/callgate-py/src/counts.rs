@@ -22,15 +22,17 @@ const OTHER: &str = "_OTHER";
 const ADMITTED: &str = "admitted";
 
 /// What rejections come to, apart from each other: first those that held, then those of a dry run.
-const REJECTED: [&str; 8] = [
+const REJECTED: [&str; 10] = [
     "rejected_rate",
     "rejected_cost",
     "rejected_paused",
     "rejected_concurrency",
+    "rejected_store",
     "would_reject_rate",
     "would_reject_cost",
     "would_reject_paused",
     "would_reject_concurrency",
+    "would_reject_store",
 ];
 
 /// The counts of one tool.
@@ -81,6 +83,7 @@ impl Counts {
             Reason::Cost => 1,
             Reason::Paused => 2,
             Reason::Concurrency => 3,
+            Reason::Store => 4,
             _ => 0,
         };
         let limit = rejection.limit();

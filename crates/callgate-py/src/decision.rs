@@ -34,7 +34,7 @@ pub(crate) struct Decision {
     /// Why it was refused; None where it was not.
     ///
     /// 'rate', too few tokens now; 'paused', the limit is paused; 'concurrency', as many calls run as may; 'cost',
-    /// a cost above the burst.
+    /// a cost above the burst; 'store', a shared store could not be asked.
     #[pyo3(get)]
     pub(crate) reason: Option<&'static str>,
     /// The whole tokens left in the call's bucket, of several limits in the tightest.
@@ -78,6 +78,7 @@ pub(crate) fn reason_name(reason: Reason) -> &'static str {
         Reason::Cost => "cost",
         Reason::Paused => "paused",
         Reason::Concurrency => "concurrency",
+        Reason::Store => "store",
         _ => "rate",
     }
 }
@@ -236,6 +237,7 @@ pub(crate) fn restore_decision<'py>(
         "cost" => Reason::Cost,
         "paused" => Reason::Paused,
         "concurrency" => Reason::Concurrency,
+        "store" => Reason::Store,
         _ => Reason::Rate,
     });
     let limit = limit.map(Bound::as_unbound);

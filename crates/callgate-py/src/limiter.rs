@@ -81,11 +81,12 @@ impl LimitSnapshot {
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over")]
 impl Limiter {
     #[new]
-    #[pyo3(signature = (limits, *, default=None, dry_run=Argument::Default, clock=None),
-        text_signature = "(limits, *, default=None, dry_run=False, clock=None)")]
+    #[pyo3(signature = (limits, *, default=None, store=None, dry_run=Argument::Default, clock=None),
+        text_signature = "(limits, *, default=None, store=None, dry_run=False, clock=None)")]
     fn new(
         limits: &Bound<'_, PyAny>,
         default: Option<&Bound<'_, PyAny>>,
+        store: Option<&Bound<'_, PyAny>>,
         dry_run: Argument<'_>,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -110,6 +111,13 @@ impl Limiter {
         let mut builder = builder(&items(limits, must)?)?;
         if let Some(default) = default {
             builder = builder.default_limit(limit_of("default", default)?);
+        }
+        if let Some(store) = store {
+            let Some(url) = text(store) else {
+                let must = "store must be a store's URL, such as 'shm:/run/myapp/callgate'";
+                return Err(refusal(store, must));
+            };
+            builder = builder.store(&*url);
         }
         if let Argument::Given(dry_run) = &dry_run {
             builder = builder.dry_run(truth("dry_run", dry_run)?);
@@ -387,6 +395,10 @@ impl Limiter {
                 limits.set_item(level.name, limit)?;
             }
         }
+        let store = match self.core.store_url() {
+            Some(url) => format!(", store={}", PyString::new(py, url).repr()?),
+            None => String::new(),
+        };
         let dry_run = if self.core.is_dry_run() {
             ", dry_run=True"
         } else {
@@ -394,7 +406,7 @@ impl Limiter {
         };
         let limits = limits.repr()?;
         Ok(format!(
-            "Limiter({}{default}{dry_run})",
+            "Limiter({}{default}{store}{dry_run})",
             limits.to_string_lossy()
         ))
     }
@@ -417,14 +429,20 @@ impl Limiter {
         builder: LimiterBuilder,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let core = builder.build();
+        if let (Some(clock), Some(_)) = (&clock, builder.store_url()) {
+            let must =
+                "clock must be left out beside a store: all processes that share it have one clock";
+            return Err(refusal(clock, must));
+        }
+        let clock = clock.map(Clock::new).transpose()?;
+        let core = py.detach(|| builder.build());
         let core = core.map_err(|error| config_error(py, error.to_string()))?;
         let limiter = Self {
             core,
             names: boxcar::Vec::new(),
             split: AtomicBool::new(false),
             waits: AtomicBool::new(false),
-            clock: clock.map(Clock::new).transpose()?,
+            clock,
         };
         limiter.look(py);
         Ok(limiter)

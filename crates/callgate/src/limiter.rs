@@ -277,6 +277,12 @@ impl Limiter {
         })
     }
 
+    /// The URL of the store that it shares with other processes, if it does.
+    #[must_use]
+    pub fn store_url(&self) -> Option<&str> {
+        self.store_url.as_deref()
+    }
+
     /// Whether calls that are refused pass all the same.
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
@@ -698,6 +704,18 @@ impl LimiterBuilder {
     /// All limiters of a store have one time: what is called `elapsed` here is the time since the host started.
     pub fn store(mut self, url: impl Into<String>) -> Self {
         self.store = Some(url.into());
+        self
+    }
+
+    /// The URL of the store, if there is one.
+    #[must_use]
+    pub fn store_url(&self) -> Option<&str> {
+        self.store.as_deref()
+    }
+
+    /// Keeps the buckets in this process after all: for those who only look at the limits of a file.
+    pub fn in_memory(mut self) -> Self {
+        self.store = None;
         self
     }
 
