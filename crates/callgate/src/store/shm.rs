@@ -228,11 +228,6 @@ impl Buckets {
         xor(key.halves(), self.identity)
     }
 
-    /// Whether they are the same ones.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.file, &other.file) && self.first == other.first
-    }
-
     /// Their place in an order of all that are of one store.
     pub(crate) fn order(&self) -> u64 {
         self.first as u64
@@ -514,6 +509,11 @@ impl Buckets {
         }
     }
 
+    /// Counts no more. Whoever knows these buckets from before still draws from them.
+    pub(crate) fn close(&self) {
+        self.counts.give_up(&self.file);
+    }
+
     /// Whether a key found no place for a bucket of its own; says so only once.
     pub(crate) fn was_pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed) == memory::POOLED
@@ -591,7 +591,7 @@ impl Buckets {
 
 impl Drop for Buckets {
     fn drop(&mut self) {
-        self.counts.give_up(&self.file);
+        self.close();
     }
 }
 
