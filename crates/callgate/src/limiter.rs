@@ -22,7 +22,7 @@ use crate::decision::{
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Moved, draw_each};
-use crate::store::{Draw, Store, Verdict, draw_all};
+use crate::store::{Buckets, Draw, Store, Verdict, draw_all};
 use crate::trace::{Trace, Traced};
 use crate::waiting::Wakes;
 use crate::{ConfigError, Limit};
@@ -523,9 +523,13 @@ impl Limiter {
     /// Tells of those limits whose keys found no place for a bucket of their own.
     pub(crate) fn warn_of_all(&self, limits: &[Arc<Limited>]) {
         for limited in limits.iter().filter(|limited| limited.buckets.was_pooled()) {
+            let many = match limited.buckets {
+                Buckets::Memory(_) => "a million",
+                Buckets::Shared(_) => "too many",
+            };
             log::warn!(
-                "limit '{}' has more buckets that are not full than there is room for: calls with other fields share \
-                 one bucket until there is room",
+                "limit '{}' has {many} buckets that are not full: calls with other fields share one bucket until \
+                 there is room",
                 self.name(limited.number)
             );
         }

@@ -1,5 +1,9 @@
 //! The contract of every store, kept by shared memory: the tests of the memory store, once more.
 #![cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+#![expect(
+    clippy::duplicate_mod,
+    reason = "each of them is a file of tests by itself too"
+)]
 
 #[path = "cases.rs"]
 mod cases;

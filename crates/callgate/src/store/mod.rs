@@ -61,17 +61,17 @@ impl Store {
         old: Option<(&Buckets, bool)>,
         now: &dyn Fn() -> u64,
     ) -> Result<Buckets, ConfigError> {
-        if let Self::Shared(store) = self {
-            let buckets = store.buckets((name, limit, per), bucket, now())?;
-            return Ok(Buckets::Shared(Arc::new(buckets)));
-        }
         let split = !per.is_empty();
-        Ok(match old {
-            Some((old, false)) if *old.bucket() == bucket => old.clone(),
-            Some((Buckets::Memory(old), new_keys)) => {
+        Ok(match (self, old) {
+            (_, Some((old, false))) if *old.bucket() == bucket => old.clone(),
+            (Self::Shared(store), _) => {
+                let buckets = store.buckets((name, limit, per), bucket, now())?;
+                Buckets::Shared(Arc::new(buckets))
+            }
+            (Self::Memory, Some((Buckets::Memory(old), new_keys))) => {
                 Buckets::Memory(Arc::new(old.carry(bucket, split, new_keys, now)))
             }
-            _ => Buckets::Memory(Arc::new(memory::Buckets::full(bucket, split))),
+            (Self::Memory, _) => Buckets::Memory(Arc::new(memory::Buckets::full(bucket, split))),
         })
     }
 }
@@ -234,16 +234,17 @@ impl Buckets {
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Memory(one), Self::Memory(other)) => Arc::ptr_eq(one, other),
-            (Self::Shared(one), Self::Shared(other)) => one.is(other),
+            (Self::Shared(one), Self::Shared(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
 
-    /// Gives all memory of this process back, and sends callers away who still know these buckets.
+    /// Gives all of this process's memory back, and sends callers away who still know these buckets; those of a
+    /// shared store go on.
     pub(crate) fn close(&self) {
         match self {
             Self::Memory(buckets) => buckets.close(),
-            Self::Shared(_) => {}
+            Self::Shared(buckets) => buckets.close(),
         }
     }
 }

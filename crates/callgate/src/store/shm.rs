@@ -105,28 +105,24 @@ impl Store {
         let named = self.named(name);
         let known = usize::try_from(file.header().editions.load(Ordering::Acquire));
         let known = known.unwrap_or(EDITIONS).min(EDITIONS);
-        let all = &file.editions()[..known];
-        let number = |(number, _): (usize, _)| number;
+        let editions = file.editions()[..known].iter().enumerate();
         let mine = || {
-            all.iter()
-                .enumerate()
-                .filter(|(_, one)| pair(&one.identity) == identity)
+            let mine = editions
+                .clone()
+                .filter(|(_, one)| pair(&one.identity) == identity);
+            mine.map(|(number, edition)| (number, edition.bucket()))
         };
-        let first = mine().next().map(number);
-        let same = |one: &Edition| one.bucket().as_ref() == Some(&bucket);
-        let edition = match mine().find(|(_, one)| same(one)).map(number) {
-            Some(edition) => edition,
-            None => {
-                let label = Label::new(name, per);
-                self.publish(known, first, limit, &label, (named, identity))?;
-                known
-            }
-        };
-        let fill = bucket.price(limit.capacity());
-        let fill = fill.map_or(0, |all| nanos(bucket.wait(bucket.empty(0), 0, all)));
-        file.header()
-            .longest_fill
-            .fetch_max(fill, Ordering::Relaxed);
+        let first = mine().next().map(|(number, _)| number);
+        let same = mine().find(|(_, other)| other.as_ref() == Some(&bucket));
+        let edition = same.map_or(known, |(number, _)| number);
+        if edition == known {
+            let label = Label::new(name, per);
+            self.publish(known, first, limit, &label, (named, identity))?;
+        }
+        let whole = bucket.price(limit.capacity());
+        let time_to_fill = whole.map_or(0, |whole| nanos(bucket.wait(bucket.empty(0), 0, whole)));
+        let longest = &file.header().longest_fill;
+        longest.fetch_max(time_to_fill, Ordering::Relaxed);
         let buckets = Buckets {
             bucket,
             file: Arc::clone(file),
@@ -134,7 +130,7 @@ impl Store {
             first: first.unwrap_or(edition),
             split: !per.is_empty(),
             identity,
-            fill,
+            time_to_fill,
             held: AtomicBool::new(false),
             pooled: AtomicU8::new(0),
             counts: Counts::new(file, &locked, edition, me),
@@ -203,8 +199,8 @@ pub(crate) struct Buckets {
     first: usize,
     split: bool,
     identity: [u64; 2],
-    /// How long a bucket takes to fill.
-    fill: u64,
+    /// In nanoseconds.
+    time_to_fill: u64,
     /// Whether some wait in this process.
     held: AtomicBool,
     pooled: AtomicU8,
@@ -230,11 +226,6 @@ impl Buckets {
     #[inline]
     fn key(&self, key: Key) -> [u64; 2] {
         xor(key.halves(), self.identity)
-    }
-
-    /// Whether they are the same ones.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.file, &other.file) && self.first == other.first
     }
 
     /// Their place in an order of all that are of one store.
@@ -431,7 +422,7 @@ impl Buckets {
         if !paused {
             shared.until.fetch_max(until, Ordering::AcqRel);
         }
-        let held_until = until.saturating_add(self.fill).saturating_add(1);
+        let held_until = until.saturating_add(self.time_to_fill).saturating_add(1);
         shared.held_until.fetch_max(held_until, Ordering::AcqRel);
     }
 
@@ -518,6 +509,11 @@ impl Buckets {
         }
     }
 
+    /// Counts no more. Whoever knows these buckets from before still draws from them.
+    pub(crate) fn close(&self) {
+        self.counts.give_up(&self.file);
+    }
+
     /// Whether a key found no place for a bucket of its own; says so only once.
     pub(crate) fn was_pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed) == memory::POOLED
@@ -595,7 +591,7 @@ impl Buckets {
 
 impl Drop for Buckets {
     fn drop(&mut self) {
-        self.counts.give_up(&self.file);
+        self.close();
     }
 }
 

@@ -47,8 +47,10 @@ impl Counts {
     }
 
     pub(super) fn give_up(&self, file: &File) {
-        let claimed = self.0.load(Ordering::Relaxed);
-        if let Some(row) = row(file, claimed).filter(|_| claimed >> 32 == forks() & NONE) {
+        let mine = (forks() & NONE) << 32;
+        let claimed = self.0.swap(mine | NONE, Ordering::Relaxed);
+        // A forked child leaves its parent's.
+        if let Some(row) = row(file, claimed).filter(|_| claimed >> 32 == mine >> 32) {
             row.process.store(0, Ordering::Release);
         }
     }

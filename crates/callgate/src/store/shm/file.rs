@@ -337,9 +337,9 @@ impl File {
         &self.path
     }
 
+    #[inline]
     pub(super) fn header(&self) -> &Header {
-        // SAFETY: every file is at least that long and its start is that of a page; all of it are atomics.
-        unsafe { &*self.map.as_ptr().cast::<Header>() }
+        &self.slice(0, 1)[0]
     }
 
     pub(super) fn editions(&self) -> &[Edition] {
@@ -462,6 +462,7 @@ impl Edition {
 
 /// What may be in the file: atomics only.
 trait Shared {}
+impl Shared for Header {}
 impl Shared for Edition {}
 impl Shared for Row {}
 impl Shared for Cell {}
@@ -638,5 +639,78 @@ impl Refused {
     pub(super) fn of(self, path: &Path) -> ConfigError {
         let Self { allowed, found } = self;
         ConfigError::new("store", allowed, format!("{found}: '{}'", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn locks() -> (tempfile::TempDir, impl Fn() -> Lock) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        fs::write(&path, "").expect("a file");
+        let open = move || {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            Lock::new(rustix::fs::open(&path, flags, Mode::empty()).expect("a file"))
+        };
+        (folder, open)
+    }
+
+    /// A lock as a child finds it that was forked by another process.
+    fn inherited(lock: Lock) -> Lock {
+        let holder = lock.holder.load(Ordering::Relaxed);
+        let parent = process::id() + 1;
+        let files = boxcar::Vec::new();
+        for (_, file) in lock.files {
+            files.push((parent, file));
+        }
+        Lock {
+            holder: AtomicU32::new(if holder == 0 { 0 } else { parent }),
+            files,
+        }
+    }
+
+    #[test]
+    fn one_at_a_time_holds_the_lock() {
+        let (_folder, open) = locks();
+        let (one, other) = (open(), open());
+        assert!(one.try_lock());
+        assert!(!one.try_lock(), "threads share it");
+        assert!(!other.try_lock());
+        one.unlock();
+        assert!(other.try_lock());
+    }
+
+    #[test]
+    fn r19_a_child_takes_over_what_a_thread_of_its_parent_held() {
+        let (_folder, open) = locks();
+        let lock = open();
+        assert!(
+            lock.holder
+                .compare_exchange(0, process::id(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        );
+        let child = inherited(lock);
+        assert!(child.try_lock());
+        child.unlock();
+        assert!(child.try_lock());
+    }
+
+    #[test]
+    fn r19_a_child_is_kept_out_while_its_parent_has_the_lock() {
+        let (_folder, open) = locks();
+        let lock = open();
+        assert!(lock.try_lock());
+        let parent = lock.with_file(|file| file.try_clone().expect("the same description"));
+        let child = inherited(lock);
+        assert!(!child.try_lock(), "its parent's lock is not its own");
+        drop(parent.expect("a file"));
+        let files: Vec<_> = child.files.iter().map(|(_, (opener, _))| *opener).collect();
+        assert_eq!(files, [process::id() + 1, process::id()]);
+        // The parent goes on; it shares the first file with the child.
+        let (_, unlocked) = child.files.get(0).expect("inherited");
+        rustix::fs::flock(unlocked, FlockOperation::Unlock).expect("unlocked");
+        assert!(child.try_lock());
     }
 }

@@ -197,8 +197,7 @@ impl Inspection {
                 .editions
                 .iter()
                 .filter(|other| other.label.name == edition.label.name);
-            others.clone().any(|other| is_had(other))
-                || others.clone().any(|other| other.used > edition.used)
+            others.clone().any(is_had) || others.clone().any(|other| other.used > edition.used)
         };
         let listed = |edition: &&Seen| {
             is_had(edition) || edition.own.edition() == edition.number && !has_others(edition)
@@ -324,15 +323,15 @@ impl Inspection {
         }
         let key = key_of(&self.secret, per, call);
         let place = xor(key.halves(), latest.identity);
-        let cell = |key: [u64; 2]| self.cells.iter().find(|(of, _)| *of == key);
+        let find = |key: [u64; 2]| self.cells.iter().find(|(of, _)| *of == key);
         // Of the default limit, a tool may pause alone.
         let part = xor(
             xor(self.secret.key(call.tool()).halves(), latest.identity),
             PAUSED,
         );
-        let part = cell(part).filter(|(_, stamped)| stamped.edition() == PAUSES);
+        let part = find(part).filter(|(_, stamped)| stamped.edition() == PAUSES);
         let until = part.map_or(shared.until, |(_, stamped)| stamped.state.max(shared.until));
-        let stamped = cell(place).map_or(shared.own, |&(_, stamped)| stamped);
+        let stamped = find(place).map_or(shared.own, |&(_, stamped)| stamped);
         Some(self.shown(latest, key.halves(), stamped, until))
     }
 
