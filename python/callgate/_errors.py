@@ -68,6 +68,9 @@ class RateLimitExceeded(CallgateError):
 
 def describe(decision: Decision) -> str:
     """Says to a model that a call was rejected, and when to try again."""
+    if decision.reason == "store":
+        # Nobody knows whether a limit is exceeded, nor for how long that will be so.
+        return f"The rate limit of tool '{decision.tool}' cannot be checked at the moment. Retry later."
     said = f"Rate limit exceeded for tool '{decision.tool}'."
     if decision.reason == "concurrency":
         # The limit may count the calls of other tools too.
