@@ -77,8 +77,13 @@ fn remove(target: &Target, force: bool) -> Result<String, String> {
     }
     if !force && !store.processes.is_empty() {
         return Err(format!(
-            "'{shown}' is in use by {}: stop them first, or give --force",
-            processes(&store)
+            "'{shown}' is in use by {}: stop {} first, or give --force",
+            processes(&store),
+            if store.process_count() == 1 {
+                "it"
+            } else {
+                "them"
+            },
         ));
     }
     fs::remove_file(&store.path).map_err(failed)?;
