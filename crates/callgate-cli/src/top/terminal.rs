@@ -1,11 +1,14 @@
 //! The terminal: taken over, given back whatever happens, and asked for keys.
 
 use std::io::{self, IsTerminal, stdin, stdout};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::execute;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -29,7 +32,8 @@ pub(crate) fn show(
 ) -> io::Result<u8> {
     let signals = Signals::new()?;
     let _restored = Restored;
-    let mut terminal = ratatui::try_init()?;
+    // Where the terminal is gone, it would fail to say so, and panic.
+    let mut terminal = ManuallyDrop::new(ratatui::try_init()?);
     let start = Instant::now();
     let mut due = start;
     loop {
@@ -114,6 +118,7 @@ impl Drop for Restored {
     fn drop(&mut self) {
         // It may be gone.
         let _ = ratatui::try_restore();
+        let _ = execute!(stdout(), Show);
     }
 }
 
