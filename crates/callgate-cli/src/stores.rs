@@ -50,7 +50,7 @@ pub(crate) struct Store {
     #[serde(skip)]
     pub(crate) file: Option<(u64, u64)>,
     #[serde(skip)]
-    inspection: Option<Inspection>,
+    pub(crate) inspection: Option<Inspection>,
 }
 
 /// A limit, with the sums of the processes that live.
@@ -79,7 +79,7 @@ pub(crate) struct Process {
     #[serde(flatten)]
     pub(crate) counts: Counts,
     #[serde(skip)]
-    at: usize,
+    pub(crate) at: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -40,7 +40,7 @@ pub(crate) enum Column {
 /// How a column is drawn.
 pub(crate) struct Look {
     pub(crate) title: &'static str,
-    /// At least; what is left over goes to the limit's name.
+    /// At least; what is left over goes to names and drawings.
     pub(crate) width: usize,
     pub(crate) is_number: bool,
     /// The highest are left out first where the screen is narrow.
@@ -120,11 +120,20 @@ impl Table {
 }
 
 impl Column {
-    pub(crate) fn is_sortable(self) -> bool {
-        !matches!(
+    pub(crate) fn is_drawing(self) -> bool {
+        matches!(
             self,
             Self::Gauge | Self::AdmittedTrend | Self::RejectedTrend
         )
+    }
+
+    /// What it is called where its neighbour is not seen.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AdmittedRate => "admitted/s",
+            Self::RejectedRate => "rejected/s",
+            _ => self.look().title,
+        }
     }
 
     pub(crate) fn look(self) -> Look {

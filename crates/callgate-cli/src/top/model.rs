@@ -10,7 +10,7 @@ use super::columns::{Cell, Column, Table};
 use crate::stores::{Counts, Limit, Process, Store, Wanted};
 
 /// So many looks are remembered.
-const HISTORY: usize = 60;
+pub(crate) const HISTORY: usize = 60;
 
 /// How long it is said that a store is another one now.
 const NEWS: Duration = Duration::from_secs(60);
@@ -38,6 +38,8 @@ pub(crate) struct Top {
 pub(crate) struct Watched {
     pub(crate) name: String,
     pub(crate) found: Result<Store, String>,
+    /// When it was last found, and which file it was.
+    seen: Duration,
     file: Option<(u64, u64)>,
     replaced: Option<Duration>,
     trends: HashMap<Subject, Trend>,
@@ -73,6 +75,7 @@ impl Top {
         let watched = |name| Watched {
             name,
             found: Err("not looked at yet".to_owned()),
+            seen: Duration::ZERO,
             file: None,
             replaced: None,
             trends: HashMap::new(),
@@ -105,10 +108,9 @@ impl Top {
 
     /// Takes what was found in each store at a time.
     pub(crate) fn look(&mut self, now: Duration, found: Vec<Result<Store, String>>) {
-        let passed = now.saturating_sub(self.now);
         self.now = now;
         for (watched, found) in self.stores.iter_mut().zip(found) {
-            watched.look(now, passed, found);
+            watched.look(now, found);
         }
         self.arrange();
     }
@@ -182,7 +184,7 @@ impl Top {
     /// Sorts by the column that is so many further.
     fn sort(&mut self, further: isize) {
         let columns = self.table.columns(self.stores.len() > 1);
-        let sortable: Vec<_> = columns.filter(|column| column.is_sortable()).collect();
+        let sortable: Vec<_> = columns.filter(|column| !column.is_drawing()).collect();
         let at = sortable
             .iter()
             .position(|column| *column == self.order().column);
@@ -260,14 +262,15 @@ impl Top {
 }
 
 impl Watched {
-    fn look(&mut self, now: Duration, passed: Duration, found: Result<Store, String>) {
+    fn look(&mut self, now: Duration, found: Result<Store, String>) {
         if let Ok(store) = &found {
             if self.file.is_some() && self.file != store.file {
                 self.replaced = Some(now);
                 self.trends.clear();
             }
             self.file = store.file;
-            self.follow(store, passed);
+            self.follow(store, now.saturating_sub(self.seen));
+            self.seen = now;
         }
         if self
             .replaced

@@ -7,12 +7,15 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Clear, Paragraph, Row, Table as Grid};
 
 use super::columns::{Cell, Column, Look, Table, fit};
-use super::model::{Top, Watched};
+use super::model::{HISTORY, Order, Top, Watched};
 use super::report::{heading, left};
 use crate::table::{grouped, shown};
 
 /// So many lines are for the stores, whatever their number.
 const MOST_STORES: usize = 4;
+
+/// Of the room that is left over, names get so much before drawings do.
+const MOST_FOR_NAMES: usize = 24;
 
 const HELP: &str = "\
 Tab  Shift-Tab   limits, processes, buckets
@@ -103,7 +106,13 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, top: &Top) {
             title.into()
         });
     }
-    line.push_span(format!("  {}", grouped(top.rows.len() as u64)).dim());
+    let Order {
+        column,
+        is_reversed,
+    } = top.order();
+    let reversed = if is_reversed { ", reversed" } else { "" };
+    let rows = grouped(top.rows.len() as u64);
+    line.push_span(format!("  {rows} by {}{reversed}", column.name()).dim());
     if !top.filter.is_empty() {
         line.push_span(format!("  only those with '{}'", shown(&top.filter)).yellow());
     }
@@ -179,8 +188,15 @@ fn columns(top: &Top, width: usize) -> Vec<(Column, Look, usize)> {
         }
     }
     let rest = width.saturating_sub(needed(&columns));
+    let name = rest.min(MOST_FOR_NAMES);
+    let drawings = columns.iter().filter(|(column, _)| column.is_drawing());
+    let drawing = (rest - name).checked_div(drawings.count()).unwrap_or(0);
     let wide = |(column, look): (Column, Look)| {
-        let more = if column == Column::Limit { rest } else { 0 };
+        let more = match column {
+            Column::Limit => name,
+            _ if column.is_drawing() => drawing.min(HISTORY - look.width),
+            _ => 0,
+        };
         let width = look.width + more;
         (column, look, width)
     };
@@ -242,7 +258,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, top: &Top) {
             ("< >", "sort"),
             ("r", "reverse"),
             ("/", "filter"),
-            ("p", "pause the view"),
+            ("p", "pause"),
             ("?", "help"),
         ];
         let spans = keys.map(|(key, what)| [key.bold(), format!(" {what}   ").dim()]);
