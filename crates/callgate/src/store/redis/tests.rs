@@ -1,0 +1,4 @@
+//! Against servers that each test starts for itself.
+
+mod script;
+mod server;
