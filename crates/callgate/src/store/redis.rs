@@ -10,10 +10,10 @@
 
 #![cfg_attr(not(test), expect(dead_code, reason = "the limiter takes it up next"))]
 
+mod address;
 mod link;
 #[cfg(test)]
 mod tests;
-mod url;
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, LazyLock};
@@ -341,19 +341,39 @@ impl Ask {
     }
 }
 
-/// Why there is no answer. What was asked may have been done, or not: but for [`Down`](Self::Down), that is not known.
+/// Why there is no answer. But for [`Down`](Self::Down), what was asked may have been done.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The store was found to fail, and is looked at again after this time. Nothing was sent.
-    Down(Duration),
-    /// There was no answer in time.
+    /// The store was found to fail, and is tried again after this time. Nothing was sent.
+    Down { reason: Arc<str>, retry: Duration },
+    /// There was no answer by the deadline.
     Late,
-    /// The connection ended.
+    /// The connection ended, or was given up.
     Lost,
-    /// The store or the script answered with an error.
+    /// The store could not be reached, or answered with an error.
     Refused(RedisError),
     /// The answer makes no sense.
     Nonsense,
     /// The link has ended.
     Ended,
+}
+
+impl Failure {
+    /// Whether it is about what a key holds: the store answers for others.
+    fn is_about_a_key(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.code() == Some("CALLGATE"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Down { reason, .. } => write!(f, "the store is down: {reason}"),
+            Self::Late => f.write_str("the store did not answer in time"),
+            Self::Lost => f.write_str("the connection to the store was lost"),
+            Self::Refused(error) => write!(f, "{error}"),
+            Self::Nonsense => f.write_str("the store's answer makes no sense"),
+            Self::Ended => f.write_str("the store is not in use any more"),
+        }
+    }
 }
