@@ -53,6 +53,7 @@ impl Address {
     pub(crate) fn parse(url: &str) -> Result<Self, ConfigError> {
         let (front, query) = url.split_once('?').unwrap_or((url, ""));
         let shown = without_password(front);
+        let given = || format!("'{}'", shown.escape_debug());
         let (scheme, rest) = front.split_once("://").unwrap_or(("", front));
         let (login, place) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (hosts, path) = place.split_once('/').unwrap_or((place, ""));
@@ -65,7 +66,7 @@ impl Address {
                 if service.is_empty() {
                     let allowed = "with the service's name after the hosts, as in \
                         'redis+sentinel://host:26379/service?prefix=myapp'";
-                    return Err(refused(allowed, &shown));
+                    return Err(refused(allowed, &given()));
                 }
                 let nodes = nodes(hosts, SENTINEL_PORT, is_tls)?;
                 (nodes, Some(service.to_owned()), database)
@@ -76,7 +77,7 @@ impl Address {
             }
             _ => {
                 let allowed = "redis://host, rediss://host (TLS), unix:///path or redis+sentinel://host/service";
-                return Err(refused(allowed, &shown));
+                return Err(refused(allowed, &given()));
             }
         };
         let (user, password) = login.split_once(':').unwrap_or((login, ""));
@@ -96,7 +97,7 @@ impl Address {
             keys: query
                 .keys
                 .take()
-                .ok_or_else(|| refused("with '?prefix=' and the application's name", &shown))?,
+                .ok_or_else(|| refused("with '?prefix=' and the application's name", &given()))?,
             timeout: query.timeout,
             shown,
         })
@@ -194,7 +195,7 @@ fn without_password(front: &str) -> String {
         Some((scheme, _)) => format!("{scheme}://"),
         None => String::new(),
     };
-    format!("'{}{}'", scheme.escape_debug(), rest.escape_debug())
+    scheme + rest
 }
 
 fn nodes(hosts: &str, port: u16, is_tls: bool) -> Result<Vec<ConnectionAddr>, ConfigError> {

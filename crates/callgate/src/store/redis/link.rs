@@ -113,7 +113,7 @@ impl Link {
         answer: impl FnOnce(Result<Answer, Failure>) + Send + 'static,
     ) {
         let Some(run) = self.run() else {
-            return answer(Err(Failure::Ended));
+            return answer(Err(Failure::Lost));
         };
         let asked = Instant::now();
         let mut pending = Pending {
@@ -137,7 +137,7 @@ impl Link {
             // The receiver waits below.
             let _ = answer.send(result);
         });
-        answered.recv().unwrap_or(Err(Failure::Ended))
+        answered.recv().unwrap_or(Err(Failure::Lost))
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -259,7 +259,7 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        self.finish(Err(Failure::Ended));
+        self.finish(Err(Failure::Lost));
     }
 }
 
@@ -359,8 +359,11 @@ impl Driver {
                 () = connection.end() => Some(End::Dropped),
             };
             if let Some(end) = end {
-                // Those who wait for an answer have their deadlines.
-                flights.detach_all();
+                if matches!(end, End::Dropped) {
+                    // They are told so, or were answered before.
+                    flights.detach_all();
+                }
+                // All others on their way are lost with the connection.
                 self.waiting.extend(batch);
                 return end;
             }
@@ -445,9 +448,6 @@ async fn fly(
     if end.is_none() && !batch.is_empty() {
         // The server did not know the script, and did nothing.
         end = send(&mut connection, &mut batch, time, false).await;
-    }
-    for mut unanswered in batch {
-        unanswered.finish(Err(Failure::Lost));
     }
     end
 }

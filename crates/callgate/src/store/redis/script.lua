@@ -29,8 +29,8 @@
 
 local VERSION = '1'
 local MOST = 2 ^ 52
--- More than what four roundings of a double can lose.
-local UP = 1 + 2 ^ -48
+-- Makes up for more roundings of doubles than there are, each by up to 2^-53 of a number.
+local UP = 1 + 2 ^ -49
 
 local now
 local problem

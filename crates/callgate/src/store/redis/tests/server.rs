@@ -49,6 +49,13 @@ impl Server {
         self.process.wait().expect("it ends");
     }
 
+    /// Sends it a signal.
+    pub(super) fn signal(&self, name: &str) {
+        let id = self.process.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(sent.expect("a kill command").success());
+    }
+
     /// Starts it where it was.
     pub(super) fn restart(&mut self) {
         self.process = run(self.port, &self.folder, &self.arguments);
