@@ -92,7 +92,7 @@ impl Terms {
             })
         });
         terms.ok_or_else(|| {
-            let allowed = "for a Redis store, a number of tokens that come in less than 71 years";
+            let allowed = "at most what comes in 71 years (with a Redis store)";
             ConfigError::new("burst", allowed, burst.to_string())
         })
     }
@@ -308,7 +308,9 @@ impl Request {
 
 fn read(asks: &[Ask], values: &[Value]) -> Option<Answer> {
     let whole = |value: &Value| match value {
-        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::Int(number) => u64::try_from(*number)
+            .ok()
+            .filter(|number| *number < 1 << 53),
         _ => None,
     };
     let numbers: SmallVec<[u64; 9]> = values.iter().map(whole).collect::<Option<_>>()?;
@@ -348,14 +350,12 @@ pub(crate) enum Failure {
     Down { reason: Arc<str>, retry: Duration },
     /// There was no answer by the deadline.
     Late,
-    /// The connection ended, or was given up.
+    /// The connection ended or was given up, or the link was.
     Lost,
     /// The store could not be reached, or answered with an error.
     Refused(RedisError),
     /// The answer makes no sense.
     Nonsense,
-    /// The link has ended.
-    Ended,
 }
 
 impl Failure {
@@ -371,9 +371,12 @@ impl fmt::Display for Failure {
             Self::Down { reason, .. } => write!(f, "the store is down: {reason}"),
             Self::Late => f.write_str("the store did not answer in time"),
             Self::Lost => f.write_str("the connection to the store was lost"),
-            Self::Refused(error) => write!(f, "{error}"),
+            Self::Refused(error) => match (error.code(), error.detail()) {
+                // In the server's own words.
+                (Some(code), Some(detail)) => write!(f, "{code} {detail}"),
+                _ => write!(f, "{error}"),
+            },
             Self::Nonsense => f.write_str("the store's answer makes no sense"),
-            Self::Ended => f.write_str("the store is not in use any more"),
         }
     }
 }

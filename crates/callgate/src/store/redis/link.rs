@@ -345,27 +345,27 @@ impl Driver {
                 ));
             }
             let end = tokio::select! {
-                count = self.asked.recv_many(&mut batch, TOGETHER) => {
-                    (count == 0).then_some(End::Unused)
-                }
+                // What is asked after an answer is to find out what came of that one.
+                biased;
                 Some(landed) = flights.join_next() => match landed {
-                    Ok(Some(end)) => Some(end),
                     Ok(None) => {
                         self.pause = FIRST_PAUSE;
                         None
                     }
+                    Ok(end) => end,
                     Err(failed) => Some(End::Broken(failed.to_string())),
                 },
                 () = connection.end() => Some(End::Dropped),
+                count = self.asked.recv_many(&mut batch, TOGETHER) => {
+                    (count == 0).then_some(End::Unused)
+                }
             };
             if let Some(end) = end {
-                if matches!(end, End::Dropped) {
-                    // They are told so, or were answered before.
-                    flights.detach_all();
-                }
-                // All others on their way are lost with the connection.
                 self.waiting.extend(batch);
-                return end;
+                return match end {
+                    End::Dropped => last(flights).await,
+                    end => end,
+                };
             }
         }
     }
@@ -427,6 +427,16 @@ impl Driver {
             }
         }
     }
+}
+
+/// How a connection came to its end, by those who were on their way when it was dropped.
+async fn last(mut flights: JoinSet<Option<End>>) -> End {
+    while let Some(landed) = flights.join_next().await {
+        if let Ok(Some(end @ End::Broken(_))) = landed {
+            return end;
+        }
+    }
+    End::Dropped
 }
 
 /// Waits for that time, or for ever.

@@ -7,8 +7,6 @@ use std::sync::{Mutex, Once, mpsc};
 use std::thread;
 use std::time::Instant;
 
-use redis::Value;
-
 use super::super::address::Address;
 use super::super::link::Link;
 use super::server::{Server, free_port};
@@ -98,12 +96,8 @@ fn r11_clients_share_a_bucket_by_the_clock_of_the_server() {
 
 #[test]
 fn a_socket_a_user_and_a_database_are_reached() {
-    let server = Server::with(&[
-        "--user",
-        "app on >pa@ss ~{test}:* +@all",
-        "--user",
-        "default off",
-    ]);
+    let users = "--user app on >pa@ss ~{test}:* +@all --user default off";
+    let server = Server::with(&users.split(' ').collect::<Vec<_>>());
     let socket = server.folder.join("socket");
     let socket = socket.display();
     let unix = link(&format!(
@@ -416,6 +410,8 @@ fn an_idle_connection_that_ends_fails_no_call() {
     for _ in 0..5 {
         assert!(is_admitted(&link, 100));
         server.run("CLIENT KILL TYPE normal");
+        // And asks this, alone until the link has a new connection.
+        server.wait_for_clients(2);
     }
     assert_eq!(link.counts().failed, 0);
 }
@@ -439,7 +435,7 @@ fn answers(reply: &'static [u8]) -> u16 {
 }
 
 fn read_command(reader: &mut impl std::io::BufRead) -> Option<Vec<Vec<u8>>> {
-    let mut number = |reader: &mut dyn std::io::BufRead| {
+    let number = |reader: &mut dyn std::io::BufRead| {
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;
         line.get(1..)?.trim().parse::<usize>().ok()

@@ -49,6 +49,19 @@ impl Server {
         self.process.wait().expect("it ends");
     }
 
+    /// Waits until it has so many connections, this one included.
+    pub(super) fn wait_for_clients(&self, count: usize) {
+        let started = Instant::now();
+        let mut connection = self.connect();
+        let mut clients = || -> String {
+            let list = redis::cmd("CLIENT").arg("LIST").query(&mut connection);
+            list.expect("a list")
+        };
+        while clients().lines().count() < count {
+            assert!(started.elapsed() < PATIENCE, "nobody connects");
+        }
+    }
+
     /// Sends it a signal.
     pub(super) fn signal(&self, name: &str) {
         let id = self.process.id().to_string();
