@@ -335,37 +335,37 @@ impl Driver {
     async fn serve(&mut self, mut connection: Connection) -> End {
         let mut flights = JoinSet::new();
         let mut batch: Vec<_> = self.waiting.drain(..).collect();
+        let mut was_answered = false;
         loop {
             if !batch.is_empty() {
-                let batch = std::mem::take(&mut batch);
-                flights.spawn(fly(
-                    connection.commands.clone(),
-                    batch,
-                    self.address.timeout,
-                ));
+                let (commands, time) = (connection.commands.clone(), self.address.timeout);
+                flights.spawn(fly(commands, std::mem::take(&mut batch), time));
             }
-            let end = tokio::select! {
+            tokio::select! {
                 // What is asked after an answer is to find out what came of that one.
                 biased;
                 Some(landed) = flights.join_next() => match landed {
                     Ok(None) => {
+                        was_answered = true;
                         self.pause = FIRST_PAUSE;
-                        None
                     }
-                    Ok(end) => end,
-                    Err(failed) => Some(End::Broken(failed.to_string())),
+                    Ok(Some(End::Dropped)) if !was_answered => {
+                        return End::Broken("the connection ends before an answer".to_owned());
+                    }
+                    Ok(Some(end)) => {
+                        // Some may be answered by now. Where the store is down, nobody waits for that.
+                        if matches!(end, End::Dropped) {
+                            flights.detach_all();
+                        }
+                        return end;
+                    }
+                    Err(failed) => return End::Broken(failed.to_string()),
                 },
-                () = connection.end() => Some(End::Dropped),
-                count = self.asked.recv_many(&mut batch, TOGETHER) => {
-                    (count == 0).then_some(End::Unused)
-                }
-            };
-            if let Some(end) = end {
-                self.waiting.extend(batch);
-                return match end {
-                    End::Dropped => last(flights).await,
-                    end => end,
-                };
+                // Those on their way would know more of it.
+                () = connection.end(), if flights.is_empty() => return End::Dropped,
+                count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
+                    return End::Unused;
+                },
             }
         }
     }
@@ -427,16 +427,6 @@ impl Driver {
             }
         }
     }
-}
-
-/// How a connection came to its end, by those who were on their way when it was dropped.
-async fn last(mut flights: JoinSet<Option<End>>) -> End {
-    while let Some(landed) = flights.join_next().await {
-        if let Ok(Some(end @ End::Broken(_))) = landed {
-            return end;
-        }
-    }
-    End::Dropped
 }
 
 /// Waits for that time, or for ever.

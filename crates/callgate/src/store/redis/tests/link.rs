@@ -44,7 +44,7 @@ fn is_admitted(link: &Link, burst: u64) -> bool {
 }
 
 /// Asks until the store is back; says what it answered first.
-fn recovered(link: &Link, request: &Request) -> Answer {
+pub(super) fn recovered(link: &Link, request: &Request) -> Answer {
     let started = Instant::now();
     loop {
         match link.ask_blocking(request.clone()) {

@@ -18,7 +18,7 @@ pub(super) struct Server {
     pub(super) port: u16,
     /// For its socket, and whatever it writes.
     pub(super) folder: PathBuf,
-    arguments: Vec<String>,
+    pub(super) arguments: Vec<String>,
 }
 
 impl Server {
@@ -28,10 +28,19 @@ impl Server {
 
     /// With more arguments.
     pub(super) fn with(arguments: &[&str]) -> Self {
-        static STARTED: AtomicU32 = AtomicU32::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let folder = env::temp_dir().join(format!("callgate-redis-{}-{number}", process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
+        let folder = new_folder();
+        Self::run_in(folder, arguments)
+    }
+
+    /// A sentinel that knows one server.
+    pub(super) fn sentinel(service: &str, port: u16) -> Self {
+        let folder = new_folder();
+        let text = format!("sentinel monitor {service} 127.0.0.1 {port} 1\n");
+        fs::write(folder.join("sentinel.conf"), text).expect("a file");
+        Self::run_in(folder, &["sentinel.conf", "--sentinel"])
+    }
+
+    fn run_in(folder: PathBuf, arguments: &[&str]) -> Self {
         let arguments: Vec<_> = arguments.iter().map(ToString::to_string).collect();
         let port = free_port();
         let process = run(port, &folder, &arguments);
@@ -49,17 +58,26 @@ impl Server {
         self.process.wait().expect("it ends");
     }
 
-    /// Waits until it has so many connections, this one included.
-    pub(super) fn wait_for_clients(&self, count: usize) {
-        let started = Instant::now();
-        let mut connection = self.connect();
-        let mut clients = || -> String {
-            let list = redis::cmd("CLIENT").arg("LIST").query(&mut connection);
-            list.expect("a list")
-        };
-        while clients().lines().count() < count {
-            assert!(started.elapsed() < PATIENCE, "nobody connects");
+    /// What it answers to a command, in words.
+    pub(super) fn text(&self, command: &str) -> String {
+        match self.run(command) {
+            Value::Int(number) => number.to_string(),
+            other => redis::from_redis_value(other).expect("a text"),
         }
+    }
+
+    /// Waits until it answers with this in it.
+    pub(super) fn wait_for(&self, command: &str, text: &str) {
+        let started = Instant::now();
+        while !self.text(command).contains(text) {
+            assert!(started.elapsed() < PATIENCE, "{command} never told {text}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until it has so many connections, with one that asks.
+    pub(super) fn wait_for_clients(&self, count: usize) {
+        self.wait_for("INFO clients", &format!("connected_clients:{count}\r"));
     }
 
     /// Sends it a signal.
@@ -102,6 +120,14 @@ impl Drop for Server {
     }
 }
 
+fn new_folder() -> PathBuf {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let folder = env::temp_dir().join(format!("callgate-redis-{}-{number}", process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
 /// A port that nobody listens at.
 pub(super) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
@@ -110,10 +136,10 @@ pub(super) fn free_port() -> u16 {
 
 fn run(port: u16, folder: &PathBuf, arguments: &[String]) -> Child {
     let process = Command::new("redis-server")
-        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(["--port", &port.to_string()])
-        .args(["--unixsocket", "socket"])
+        // A file comes before options.
         .args(arguments)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no", "--unixsocket", "socket"])
         .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()
