@@ -292,8 +292,8 @@ impl Request {
     }
 
     /// Reads the reply; whatever is not just as the contract says is a failure.
-    fn read(&self, reply: Value) -> Result<Answer, Failure> {
-        let answer = match (self, &reply) {
+    fn read(&self, reply: &Value) -> Result<Answer, Failure> {
+        let answer = match (self, reply) {
             (_, Value::ServerError(error)) => return Err(Failure::Refused(error.clone().into())),
             (Self::Take(asks) | Self::Peek(asks), Value::Array(values)) => read(asks, values),
             (Self::Pause { .. } | Self::Prove(_), Value::Okay) => Some(Answer {
@@ -352,7 +352,7 @@ pub(crate) enum Failure {
     Late,
     /// The connection ended or was given up, or the link was.
     Lost,
-    /// The store could not be reached, or answered with an error.
+    /// The store answered with an error.
     Refused(RedisError),
     /// The answer makes no sense.
     Nonsense,
@@ -371,12 +371,17 @@ impl fmt::Display for Failure {
             Self::Down { reason, .. } => write!(f, "the store is down: {reason}"),
             Self::Late => f.write_str("the store did not answer in time"),
             Self::Lost => f.write_str("the connection to the store was lost"),
-            Self::Refused(error) => match (error.code(), error.detail()) {
-                // In the server's own words.
-                (Some(code), Some(detail)) => write!(f, "{code} {detail}"),
-                _ => write!(f, "{error}"),
-            },
+            Self::Refused(error) => f.write_str(&in_words(error.clone())),
             Self::Nonsense => f.write_str("the store's answer makes no sense"),
         }
+    }
+}
+
+/// An error, in the server's own words if it is one of its.
+#[expect(clippy::needless_pass_by_value, reason = "what errors are mapped by")]
+fn in_words(error: RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
     }
 }

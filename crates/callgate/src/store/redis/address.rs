@@ -73,7 +73,7 @@ impl Address {
             }
             "unix" if hosts.is_empty() && !path.is_empty() => {
                 let path = PathBuf::from(format!("/{path}"));
-                (vec![ConnectionAddr::Unix(path)], None, &*query.database)
+                (vec![ConnectionAddr::Unix(path)], None, query.database)
             }
             _ => {
                 let allowed = "redis://host, rediss://host (TLS), unix:///path or redis+sentinel://host/service";

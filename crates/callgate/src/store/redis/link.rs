@@ -24,7 +24,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, PushInfo,
-    PushKind, RedisError, ServerErrorKind, Value,
+    PushKind, RedisResult, ServerErrorKind, Value,
 };
 use tokio::runtime;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::address::{self, Address};
-use super::{Answer, Failure, Request};
+use super::{Answer, Failure, Request, in_words};
 
 /// So many calls go out together at most: the first of them are not to wait for too many others.
 const TOGETHER: usize = 256;
@@ -87,12 +87,14 @@ pub(crate) struct Counts {
     pub(crate) failed: u64,
 }
 
+type OnAnswer = Box<dyn FnOnce(Result<Answer, Failure>) + Send>;
+
 /// A request on its way; answered once, whatever happens.
 struct Pending {
     request: Request,
     asked: Instant,
     deadline: Instant,
-    answer: Option<Box<dyn FnOnce(Result<Answer, Failure>) + Send>>,
+    answer: Option<OnAnswer>,
     state: Arc<State>,
 }
 
@@ -164,7 +166,7 @@ impl fmt::Debug for Link {
         f.debug_struct("Link")
             .field("address", &self.address)
             .field("counts", &self.counts())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -303,7 +305,7 @@ impl Driver {
                 End::Unused => return,
                 End::Dropped => {}
                 End::Broken(reason) => {
-                    let until = self.down(reason);
+                    let until = self.down(&reason);
                     if !self.rest(until).await {
                         return;
                     }
@@ -371,7 +373,8 @@ impl Driver {
     }
 
     fn up(&mut self) {
-        if let Some(down) = self.state.down().take() {
+        let down = self.state.down().take();
+        if let Some(down) = down {
             let time = down.since.elapsed();
             log::warn!(
                 "the store at {} answers again after {time:.1?}",
@@ -381,30 +384,21 @@ impl Driver {
     }
 
     /// Fails those who wait, and says when to try again.
-    fn down(&mut self, reason: String) -> Instant {
+    fn down(&mut self, reason: &str) -> Instant {
         let now = Instant::now();
-        let half = self.pause / 2;
-        // The standard library has no other source of randomness.
-        let random = RandomState::new().hash_one(0) >> 32;
-        let random = u32::try_from(random).unwrap_or(0) >> 16;
-        let until = now + half + half * random / (1 << 16);
+        let until = now + part_of(self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         let mut down = self.state.down();
-        match &mut *down {
-            Some(down) => {
-                down.reason = reason.into();
-                down.until = until;
-            }
-            None => {
-                log::warn!("the store at {} is down: {reason}", self.address);
-                *down = Some(Down {
-                    reason: reason.into(),
-                    since: now,
-                    until,
-                });
-            }
-        }
+        let before = down.as_ref().map(|down| down.since);
+        *down = Some(Down {
+            reason: reason.into(),
+            since: before.unwrap_or(now),
+            until,
+        });
         drop(down);
+        if before.is_none() {
+            log::warn!("the store at {} is down: {reason}", self.address);
+        }
         for mut waiting in self.waiting.drain(..) {
             if let Some(failure) = self.state.failure() {
                 waiting.finish(Err(failure));
@@ -427,6 +421,13 @@ impl Driver {
             }
         }
     }
+}
+
+/// From a half of a time to all of it.
+fn part_of(time: Duration) -> Duration {
+    // The standard library has no other source of randomness.
+    let [random, ..] = RandomState::new().hash_one(0).to_le_bytes();
+    time / 2 + time / 512 * u32::from(random)
 }
 
 /// Waits for that time, or for ever.
@@ -487,7 +488,7 @@ async fn send(
     match replies {
         Ok(replies) => hand_out(replies, batch, by_hash),
         Err(error) if error.is_connection_dropped() => Some(End::Dropped),
-        Err(error) => Some(End::Broken(error.to_string())),
+        Err(error) => Some(End::Broken(in_words(error))),
     }
 }
 
@@ -500,7 +501,7 @@ fn hand_out(replies: Vec<Value>, batch: &mut [Pending], by_hash: bool) -> Option
         if by_hash && is_unknown_script(&reply) {
             continue;
         }
-        let result = pending.request.read(reply);
+        let result = pending.request.read(&reply);
         if let Err(failure) = &result
             && !failure.is_about_a_key()
         {
@@ -522,7 +523,8 @@ struct Connection {
 }
 
 impl Connection {
-    async fn open(server: ConnectionInfo) -> Result<Self, RedisError> {
+    async fn open(server: RedisResult<ConnectionInfo>) -> Result<Self, String> {
+        let server = server.map_err(in_words)?;
         if matches!(server.addr(), ConnectionAddr::TcpTls { .. }) {
             // Others in this process may have chosen another; two that are compiled in are none.
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -533,10 +535,10 @@ impl Connection {
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(sender);
-        let client = Client::open(server)?;
+        let client = Client::open(server).map_err(in_words)?;
         let connection = client.get_multiplexed_async_connection_with_config(&config);
         Ok(Self {
-            commands: connection.await?,
+            commands: connection.await.map_err(in_words)?,
             events,
         })
     }
@@ -564,43 +566,41 @@ async fn connect(address: &Address) -> Result<Connection, String> {
     Err(reason)
 }
 
-async fn connect_by(address: &Address, node: &ConnectionAddr) -> Result<Connection, Failure> {
+async fn connect_by(address: &Address, node: &ConnectionAddr) -> Result<Connection, String> {
     let mut node = match &address.service {
         Some(service) => ask_sentinel(node, service).await?,
         None => node.clone(),
     };
     let proof = Request::Prove(address.keys.proof());
     for _ in 0..HOPS {
-        let server = address.server(&node).map_err(Failure::Refused)?;
-        let mut connection = Connection::open(server).await.map_err(Failure::Refused)?;
+        let mut connection = Connection::open(address.server(&node)).await?;
         let command = proof.command(false);
         let reply = connection.commands.send_packed_command(&command).await;
-        match proof.read(reply.map_err(Failure::Refused)?) {
+        match proof.read(&reply.map_err(in_words)?) {
             Ok(_) => return Ok(connection),
-            Err(Failure::Refused(error)) => node = moved(&node, error)?,
-            Err(failure) => return Err(failure),
+            Err(failure) => node = moved(&node, &failure).ok_or_else(|| failure.to_string())?,
         }
     }
-    Err(Failure::Nonsense)
+    Err(format!("{node}: sent on and on"))
 }
 
-/// Where a node of a cluster sends us, if that is what its error says.
-fn moved(from: &ConnectionAddr, error: RedisError) -> Result<ConnectionAddr, Failure> {
+/// Where a node of a cluster sends us, if that is what its answer says.
+fn moved(from: &ConnectionAddr, failure: &Failure) -> Option<ConnectionAddr> {
+    let Failure::Refused(error) = failure else {
+        return None;
+    };
     let is_moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
-    let there = error.redirect_node().filter(|_| is_moved);
-    let node = there.and_then(|(there, _)| address::beside(from, there));
-    node.ok_or(Failure::Refused(error))
+    let (there, _) = error.redirect_node().filter(|_| is_moved)?;
+    address::beside(from, there)
 }
 
-async fn ask_sentinel(node: &ConnectionAddr, service: &str) -> Result<ConnectionAddr, Failure> {
-    let sentinel = Address::sentinel(node).map_err(Failure::Refused)?;
-    let mut sentinel = Connection::open(sentinel).await.map_err(Failure::Refused)?;
+async fn ask_sentinel(node: &ConnectionAddr, service: &str) -> Result<ConnectionAddr, String> {
+    let mut sentinel = Connection::open(Address::sentinel(node)).await?;
     let mut question = redis::cmd("SENTINEL");
     question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
     let place = question.query_async::<Option<(String, u16)>>(&mut sentinel.commands);
-    let (host, port) = place
-        .await
-        .map_err(Failure::Refused)?
-        .ok_or(Failure::Nonsense)?;
-    address::beside(node, &format!("{host}:{port}")).ok_or(Failure::Nonsense)
+    let place = place.await.map_err(in_words)?;
+    let (host, port) = place.ok_or_else(|| format!("the sentinel knows no service '{service}'"))?;
+    let server = address::beside(node, &format!("{host}:{port}"));
+    server.ok_or_else(|| format!("the sentinel sends us to '{}'", host.escape_debug()))
 }

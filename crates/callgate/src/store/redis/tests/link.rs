@@ -229,7 +229,8 @@ fn r27_a_server_that_became_a_replica_is_left_until_it_takes_writes() {
     assert!(first.contains("READONLY"), "{first}");
     for _ in 0..20 {
         let failure = link.ask_blocking(token(3)).expect_err("down");
-        assert!(matches!(failure, Failure::Down { .. }), "{failure}");
+        let is_down = matches!(failure, Failure::Down { retry, .. } if retry.as_secs() < 4);
+        assert!(is_down, "{failure}");
     }
     server.run("REPLICAOF NO ONE");
     assert!(recovered(&link, &token(3)).is_admitted);
@@ -362,7 +363,7 @@ fn proxy(server: u16, cuts: &Arc<AtomicUsize>) -> u16 {
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut from_server, mut to_client) = (&server, &client);
-                let mut bytes = [0; 65_536];
+                let mut bytes = [0; 4_096];
                 while let Ok(count @ 1..) = from_server.read(&mut bytes) {
                     let cut = |cuts: usize| cuts.checked_sub(1);
                     if cuts
@@ -538,7 +539,7 @@ fn a_link_that_is_dropped_answers_who_waits_and_ends_its_thread() {
     for _ in 0..10 {
         let answered = answered.clone();
         link.ask(token(1), move |answer| {
-            answered.send(answer).expect("it waits")
+            answered.send(answer).expect("it waits");
         });
     }
     drop((link, answered));
