@@ -15,6 +15,9 @@ use crate::{Call, Decision, Limiter};
 /// The year 2065, in microseconds: a bucket that is kept until then does not expire while a test runs.
 const START: u64 = 3_000_000_000_000_000;
 
+/// The year 2109. The last one that the script takes is 2112.
+const END: u64 = 4_400_000_000_000_000;
+
 const SECOND: u64 = 1_000_000;
 
 /// A server whose clock stands where the test puts it.
@@ -569,6 +572,7 @@ impl Pair {
             Step::Early => self.store.now += self.wait.saturating_sub(1),
             Step::Back(time) => self.store.now -= u64::from(time),
         }
+        self.store.now = self.store.now.min(END);
     }
 
     fn asks(&self, parts: [u8; 3], limits: usize) -> (Vec<Ask>, Vec<u64>) {
