@@ -64,7 +64,7 @@ impl Terms {
     /// Refuses a limit whose burst takes more than 71 years to refill.
     ///
     /// A rate of more than 15 digits may come to a larger `p` than there can be. A token then takes longer, by
-    /// less than 2^-52 µs: a bucket that is never full for a hundred days is late by 2 µs at most.
+    /// less than 2^-52 µs: even at 10^9 a second, a bucket has to be short of full for a hundred days to be 2 µs late.
     pub(crate) fn new(limit: &Limit) -> Result<Self, ConfigError> {
         limit.check()?;
         let (tokens, nanos) = limit.rate()?.fraction();

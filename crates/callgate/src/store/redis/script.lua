@@ -79,7 +79,7 @@ end
 -- The time at which a bucket of another limit holds the tokens that `old` does, as far as they fit.
 local function carry(old, limit)
     local new = parse(limit .. ':0:0')
-    local missing = math.min(((old.a - now) + old.b / old.p) / old.token * UP, old.burst)
+    local missing = ((old.a - now) + old.b / old.p) / old.token * UP
     -- A larger burst is missing from the start.
     missing = math.max(missing + new.burst - old.burst, 0)
     local time = missing * new.token * UP

@@ -1,5 +1,8 @@
 //! Clusters, sentinels and TLS: where the way to the server leads by others.
 
+use std::env;
+use std::process::Command;
+
 use super::super::address::Address;
 use super::super::link::Link;
 use super::link::recovered;
@@ -106,4 +109,50 @@ fn a_sentinel_tells_where_the_server_is() {
     let link = Link::new(Address::parse(&url("other")).expect("a URL"));
     let failure = link.ask_blocking(token).expect_err("unknown").to_string();
     assert!(failure.contains("knows no service 'other'"), "{failure}");
+}
+
+/// A server that speaks TLS, with a certificate for "localhost" that the system does not trust.
+fn secret_server() -> (Server, String) {
+    let files = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/tests/tls");
+    let port = free_port();
+    let options = format!(
+        "--tls-port {port} --tls-auth-clients no --tls-cert-file {files}/cert.pem --tls-key-file {files}/key.pem"
+    );
+    let server = Server::with(&options.split(' ').collect::<Vec<_>>());
+    let url = format!("rediss://localhost:{port}?prefix=test&timeout=20s");
+    (server, url)
+}
+
+fn ask_once(url: &str) -> Result<Answer, Failure> {
+    let keys = Keys::new("test").expect("a prefix");
+    let link = Link::new(Address::parse(url).expect("a URL"));
+    link.ask_blocking(take(&[ask(&keys, "tool", &Limit::per_day(1), 1)]))
+}
+
+#[test]
+fn tls_is_spoken_only_to_whom_the_system_trusts() {
+    const TRUSTED: &str = "CALLGATE_TEST_TLS_URL";
+    if let Ok(url) = env::var(TRUSTED) {
+        assert!(ask_once(&url).expect("an answer").is_admitted);
+        return;
+    }
+    let (_server, url) = secret_server();
+    let failure = ask_once(&url).expect_err("no trust").to_string();
+    assert!(failure.contains("invalid peer certificate"), "{failure}");
+    // In a process whose system trusts it, this test again.
+    let trust = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/store/redis/tests/tls/ca.pem"
+    );
+    let name = "store::redis::tests::cluster::tls_is_spoken_only_to_whom_the_system_trusts";
+    for (host, is_right) in [("localhost", true), ("127.0.0.1", false)] {
+        let url = url.replace("localhost", host);
+        let mut child = Command::new(env::current_exe().expect("a path"));
+        child
+            .args(["--exact", name])
+            .env("SSL_CERT_FILE", trust)
+            .env(TRUSTED, url);
+        let output = child.output().expect("it runs");
+        assert_eq!(output.status.success(), is_right, "{host}: {output:?}");
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use num_bigint::BigInt;
 use num_rational::BigRational;
 use proptest::prelude::*;
-use redis::{Cmd, Commands, Connection, Value};
+use redis::{Cmd, Commands, Connection};
 
 use super::server::Server;
 use super::*;
@@ -221,11 +221,26 @@ fn a_bucket_is_kept_until_it_is_full() {
         let late = expiry - START - until;
         assert!(late <= 1_000, "{late} µs");
     }
-    let mut connection = store.connection;
-    let real = take(&ask).command(false);
-    let _: () = connection.del(&*ask[0].bucket).expect("no error");
-    let _: Value = real.query(&mut connection).expect("an answer");
-    assert!(connection.pttl::<_, i64>(&*ask[0].bucket).expect("a time") <= 335);
+}
+
+#[test]
+fn a_bucket_expires_by_the_clock_of_the_server() {
+    let mut store = Clocked::new();
+    let ask = [store.one("tool", &Limit::per_second(2))];
+    let mut clock = Vec::new();
+    for command in [
+        redis::cmd("TIME"),
+        take(&ask).command(false),
+        redis::cmd("TIME"),
+    ] {
+        let reply = command.query(&mut store.connection).expect("an answer");
+        if let Ok((seconds, micros)) = redis::from_redis_value::<(u64, u64)>(reply) {
+            clock.push(seconds * SECOND + micros);
+        }
+    }
+    let full = clock[0] / 1_000 + 500..=clock[1] / 1_000 + 501;
+    let expiry = store.expiry(&ask[0].bucket);
+    assert!(full.contains(&expiry), "{expiry}, not in {full:?}");
 }
 
 #[test]
@@ -691,9 +706,11 @@ fn carried(
         panic!("{kept}")
     };
     let state = whole(whole_part) + whole(part) / whole(ask.terms.parts);
-    let (state, due) = match charged {
-        Some(cost) => (state - model.price(cost), model.held(due)),
-        None => (state, due),
+    let (state, due) = if let Some(cost) = charged {
+        (state - model.price(cost), model.held(due))
+    } else {
+        assert!(state <= model.empty(store.now), "{state} is beyond empty");
+        (state, due)
     };
     assert!(state >= due, "{state} is a gift over {due}");
     // By so much of what was and is missing, in tokens, and by a part of a microsecond.
