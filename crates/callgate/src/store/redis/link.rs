@@ -278,7 +278,7 @@ struct Driver {
 
 /// How a connection came to its end.
 enum End {
-    /// Nobody asks any more.
+    /// Before anybody asked, or since nobody will.
     Unused,
     /// By the other side; there may be another.
     Dropped,
@@ -288,27 +288,27 @@ enum End {
 
 impl Driver {
     async fn run(mut self) {
-        match self.asked.recv().await {
-            Some(first) => self.waiting.push_back(first),
-            None => return,
-        }
+        let mut end = End::Unused;
         loop {
-            let end = match self.connect().await {
-                None => End::Unused,
+            // Nobody asked since the last connection was made: there may be a server that ends each at once.
+            if matches!(end, End::Unused) {
+                match self.asked.recv().await {
+                    Some(first) => self.waiting.push_back(first),
+                    None => return,
+                }
+            }
+            end = match self.connect().await {
+                None => return,
                 Some(Err(reason)) => End::Broken(reason),
                 Some(Ok(connection)) => {
                     self.up();
                     self.serve(connection).await
                 }
             };
-            match end {
-                End::Unused => return,
-                End::Dropped => {}
-                End::Broken(reason) => {
-                    let until = self.down(&reason);
-                    if !self.rest(until).await {
-                        return;
-                    }
+            if let End::Broken(reason) = &end {
+                let until = self.down(reason);
+                if !self.rest(until).await {
+                    return;
                 }
             }
         }
@@ -364,7 +364,9 @@ impl Driver {
                     Err(failed) => return End::Broken(failed.to_string()),
                 },
                 // Those on their way would know more of it.
-                () = connection.end(), if flights.is_empty() => return End::Dropped,
+                () = connection.end(), if flights.is_empty() => {
+                    return if was_answered { End::Dropped } else { End::Unused };
+                }
                 count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
                     return End::Unused;
                 },

@@ -417,6 +417,30 @@ fn an_idle_connection_that_ends_fails_no_call() {
     assert_eq!(link.counts().failed, 0);
 }
 
+#[test]
+fn a_server_that_ends_each_connection_is_not_run_after() {
+    let (ended, was_ended) = mpsc::channel();
+    let port = listen(move |stream| {
+        let mut reader = std::io::BufReader::new(&stream);
+        for reply in [b"%1\r\n$5\r\nproto\r\n:3\r\n".as_slice(), b"+OK\r\n"] {
+            read_command(&mut reader);
+            let _ = (&stream).write_all(reply);
+        }
+        drop(stream);
+        let _ = ended.send(());
+    });
+    let link = link(&format!("redis://127.0.0.1:{port}?prefix=test&{PATIENCE}"));
+    link.ask_blocking(token(1)).expect_err("no answer");
+    // The call's connection, and one to find out whether the store is back. Nobody asks for a third.
+    for _ in 0..2 {
+        let patience = Duration::from_secs(30);
+        was_ended.recv_timeout(patience).expect("a connection");
+    }
+    let third = was_ended.recv_timeout(Duration::from_millis(200));
+    assert!(third.is_err(), "a connection that nobody asked for");
+    link.ask_blocking(token(1)).expect_err("no answer");
+}
+
 /// A server that takes every proof, and answers calls as it is told.
 fn answers(reply: &'static [u8]) -> u16 {
     listen(move |stream| {
