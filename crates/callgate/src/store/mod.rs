@@ -1,6 +1,8 @@
 //! Where the state of buckets lives.
 
 pub(crate) mod memory;
+#[cfg(all(feature = "redis", not(loom)))]
+pub(crate) mod redis;
 #[cfg_attr(
     not(all(feature = "shm", target_os = "linux", not(loom))),
     path = "no_shm.rs"
