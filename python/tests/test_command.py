@@ -86,6 +86,21 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     assert (command.returncode, errors) == (-signal.SIGINT, b"")
 
 
+def test_ctrl_c_ends_a_simulation(tmp_path: Path) -> None:
+    limits, calls = tmp_path / "limits.toml", tmp_path / "calls.csv"
+    limits.write_text('[limits.crm]\nrate = "1/s"\nburst = 1\n')
+    os.mkfifo(calls)
+    with (
+        subprocess.Popen(
+            [*SCRIPT, "simulate", str(limits), str(calls)], stderr=subprocess.PIPE
+        ) as command,
+        calls.open("wb"),  # It opens once the command reads, which then waits for calls.
+    ):
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=LONGEST)
+    assert (command.returncode, errors) == (-signal.SIGINT, b"")
+
+
 def test_a_name_that_is_no_text_is_no_traceback() -> None:
     code, printed, errors = run(SCRIPT, "check", b"caf\xe9.toml")
     assert (code, printed) == (1, "")

@@ -123,7 +123,7 @@ fn main() {
     println!("\n## Calls admitted to a caller who comes back when told to, on a simulated clock\n");
     trials();
 
-    println!("\n## A trace of calls: nanoseconds a call, on one core\n");
+    println!("\n## A trace of calls: CPU nanoseconds a call\n");
     let simulated = simulated();
 
     println!("\n## Targets, at the worst of the limits above\n");

@@ -2,7 +2,13 @@
 
 mod check;
 mod simulate;
+#[cfg(target_os = "linux")]
+mod store;
+#[cfg(target_os = "linux")]
+mod stores;
 mod table;
+#[cfg(target_os = "linux")]
+mod top;
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -11,6 +17,8 @@ use clap::{Parser, Subcommand};
 
 use check::Check;
 use simulate::Simulate;
+#[cfg(target_os = "linux")]
+use {store::StoreCommand, top::TopCommand};
 
 /// The name of the default limit, as rejections say it.
 const DEFAULT: &str = "[default]";
@@ -27,6 +35,10 @@ struct Callgate {
 enum Command {
     Check(Check),
     Simulate(Simulate),
+    #[cfg(target_os = "linux")]
+    Top(TopCommand),
+    #[cfg(target_os = "linux")]
+    Store(StoreCommand),
     /// Print the JSON Schema of a file of limits.
     Schema,
 }
@@ -65,6 +77,10 @@ impl Command {
         match self {
             Self::Check(check) => check.run(),
             Self::Simulate(simulate) => simulate.run(),
+            #[cfg(target_os = "linux")]
+            Self::Top(top) => top.run(),
+            #[cfg(target_os = "linux")]
+            Self::Store(store) => store.run(),
             Self::Schema => Outcome {
                 out: callgate::config::schema(),
                 ..Outcome::default()
@@ -93,6 +109,25 @@ fn said(usage: &clap::Error) -> Outcome {
 }
 
 impl Outcome {
+    /// What was asked for cannot be done.
+    #[cfg(target_os = "linux")]
+    fn failed(error: &str) -> Self {
+        Self {
+            code: 1,
+            err: format!("error: {error}\n"),
+            ..Self::default()
+        }
+    }
+
+    /// The arguments do not fit what is there.
+    #[cfg(target_os = "linux")]
+    fn misused(error: &str) -> Self {
+        Self {
+            code: 2,
+            ..Self::failed(error)
+        }
+    }
+
     /// Says it. Whoever has closed the other end of a pipe wants to hear no more, which is no fault.
     fn write(self, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
         let written = out

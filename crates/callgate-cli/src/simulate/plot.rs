@@ -9,6 +9,9 @@ use plotters::prelude::*;
 use crate::DEFAULT;
 use crate::table::{grouped, shown};
 
+/// Above the highest value there is room for the legend.
+const HEADROOM: f64 = 1.5;
+
 /// A picture has at least this many columns, and less than twice as many, where there are calls enough.
 const COLUMNS: usize = 300;
 
@@ -142,7 +145,7 @@ impl Plot {
         let most = columns
             .iter()
             .map(|column| rate(column.asked.max(column.admitted)));
-        let most = most.fold(0.0, f64::max).max(f64::MIN_POSITIVE) * 1.05;
+        let most = most.fold(0.0, f64::max).max(f64::MIN_POSITIVE) * HEADROOM;
         let burst = float(limit.capacity());
         let mut chart = ChartBuilder::on(area);
         let mut chart = chart
@@ -152,7 +155,7 @@ impl Plot {
             .y_label_area_size(64)
             .right_y_label_area_size(64)
             .build_cartesian_2d(0.0..end, 0.0..most)?
-            .set_secondary_coord(0.0..end, 0.0..burst * 1.05);
+            .set_secondary_coord(0.0..end, 0.0..burst * HEADROOM);
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)

@@ -38,9 +38,10 @@ impl Progress {
     pub(crate) fn start(&mut self, length: u64) {
         self.passes += 1;
         self.calls = 0;
+        // Each of these may draw the bar: its text comes first.
+        self.bar.set_message(format!("pass {}", self.passes));
         self.bar.set_length(length);
         self.bar.reset();
-        self.bar.set_message(format!("pass {}", self.passes));
     }
 
     pub(crate) fn reached(&self, position: u64) {

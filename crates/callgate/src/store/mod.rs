@@ -1,6 +1,8 @@
 //! Where the state of buckets lives.
 
 pub(crate) mod memory;
+#[cfg(all(feature = "redis", not(loom)))]
+pub(crate) mod redis;
 #[cfg_attr(
     not(all(feature = "shm", target_os = "linux", not(loom))),
     path = "no_shm.rs"
@@ -65,7 +67,7 @@ impl Store {
         Ok(match (self, old) {
             (_, Some((old, false))) if *old.bucket() == bucket => old.clone(),
             (Self::Shared(store), _) => {
-                let buckets = store.buckets((name, limit, per), bucket, now())?;
+                let buckets = store.buckets((name, limit, per), bucket, now)?;
                 Buckets::Shared(Arc::new(buckets))
             }
             (Self::Memory, Some((Buckets::Memory(old), new_keys))) => {
@@ -369,7 +371,7 @@ impl<'a> Draw<'a> {
 /// [`Buckets::order`] gives.
 pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
     if draws.iter().any(|draw| draw.shared().is_some()) {
-        return Ok(shm::draw_all(draws, now));
+        return shm::draw_all(draws, now);
     }
     memory::draw_all(draws, now)
 }

@@ -1,6 +1,6 @@
 //! In place of the shared-memory store, where callgate is built without it: nothing of it exists.
 
-use super::memory::Pause;
+use super::memory::{Moved, Pause};
 use super::{Draw, Key, Verdict};
 use crate::bucket::{Bucket, Price, Reached};
 use crate::clock::Clock;
@@ -40,7 +40,7 @@ impl Store {
         &self,
         _: (&str, &Limit, &[&str]),
         _: Bucket,
-        _: u64,
+        _: &dyn Fn() -> u64,
     ) -> Result<Buckets, ConfigError> {
         match *self {}
     }
@@ -117,7 +117,11 @@ pub(crate) fn now(_: i64) -> u64 {
     0
 }
 
-/// Of no draws: there are no shared ones.
-pub(crate) fn draw_all(_: &[Draw<'_>], _: u64) -> Verdict {
-    Verdict::Unavailable
+/// There are no shared ones to draw from.
+pub(crate) fn draw_all(draws: &[Draw<'_>], _: u64) -> Result<Verdict, Moved> {
+    if draws.is_empty() {
+        Err(Moved)
+    } else {
+        Ok(Verdict::Unavailable)
+    }
 }

@@ -13,9 +13,12 @@ mod counts;
 mod file;
 mod inspect;
 mod label;
+#[cfg(test)]
+mod tests;
 mod time;
 mod url;
 
+use std::cell::Cell;
 use std::hash::Hasher;
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -24,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use siphasher::sip128::Hasher128;
 use smallvec::SmallVec;
 
-use super::memory::{self, Pause, Seen};
+use super::memory::{self, Moved, Pause, Seen};
 use super::{Draw, Key, Verdict};
 use crate::bucket::{Bucket, MAX_NANOS, Price, Reached};
 use crate::clock::{Clock, nanos};
@@ -50,9 +53,19 @@ const PAUSED: [u64; 2] = [
     u64::from_be_bytes(*b"d for us"),
 ];
 
-/// The lock cannot be had.
+/// Why a state cannot be written now.
 #[derive(Clone, Copy, Debug)]
-struct Busy;
+enum Unsettled {
+    /// The lock cannot be had.
+    Busy,
+    /// The clock is to be read again first.
+    Stale,
+}
+
+thread_local! {
+    /// A state of another edition that this thread has seen, and where: before it read the clock.
+    static FOREIGN: Cell<Option<(*const Word, Stamped)>> = const { Cell::new(None) };
+}
 
 /// Whether this may come after `shm:`; opens nothing.
 #[cfg(feature = "config")]
@@ -95,7 +108,7 @@ impl Store {
         &self,
         (name, limit, per): (&str, &Limit, &[&str]),
         bucket: Bucket,
-        now: u64,
+        now: &dyn Fn() -> u64,
     ) -> Result<Buckets, ConfigError> {
         let file = &self.file;
         let me = Process::own();
@@ -266,19 +279,31 @@ impl Buckets {
         seen.edition() == self.edition && !seen.is_frozen()
     }
 
-    /// The same bucket's state under this edition.
+    /// The same bucket's state under this edition, by a time at which nobody had drawn more.
     ///
-    /// No conversion happens at an earlier time than one before it: with old readings, going to and fro
-    /// between a fast rate and a slow one would count some time twice.
+    /// None where nobody knows its edition.
     fn carried(&self, seen: Stamped, now: u64) -> Option<Stamped> {
         if seen.edition() == self.edition {
             return Some(seen);
         }
         let old = self.file.bucket(seen.edition())?;
-        let converted = &self.file.header().converted;
-        let now = converted.fetch_max(now, Ordering::AcqRel).max(now);
         let state = self.bucket.carry(seen.state, old, now);
         Some(seen.carried(self.edition, state))
+    }
+
+    /// The same, of a word, to be written there.
+    ///
+    /// A reading of the clock that is older than the state will not do: what was drawn in between would have
+    /// the time since that reading to come back in, at a rate that may be higher. So a thread that meets a state of
+    /// another edition reads the clock again, and carries the state if it is still the same.
+    fn carried_now(&self, word: &Word, seen: Stamped, now: u64) -> Result<Stamped, Unsettled> {
+        let carried = self.carried(seen, now).ok_or(Unsettled::Busy)?;
+        let met = Some((std::ptr::from_ref(word), seen));
+        if carried == seen || FOREIGN.replace(met) == met {
+            Ok(carried)
+        } else {
+            Err(Unsettled::Stale)
+        }
     }
 
     /// What a call's bucket holds, or would if it had one; changes nothing.
@@ -307,7 +332,7 @@ impl Buckets {
 
     /// What a cell holds, under this edition and once nobody has it frozen; none where it has become another
     /// key's.
-    fn settled(&self, word: &Word, first: Stamped, now: u64) -> Result<Option<Stamped>, Busy> {
+    fn settled(&self, word: &Word, first: Stamped, now: u64) -> Result<Option<Stamped>, Unsettled> {
         let (mut seen, mut spins) = (first, 0);
         while seen.is_of(first) {
             if seen.is_frozen() {
@@ -316,12 +341,12 @@ impl Buckets {
                     spin_loop();
                 } else {
                     // Whoever froze it is done, or has died and it is thawed now.
-                    drop(self.file.lock().ok_or(Busy)?);
+                    drop(self.file.lock().ok_or(Unsettled::Busy)?);
                 }
                 seen = word.load();
                 continue;
             }
-            let carried = self.carried(seen, now).ok_or(Busy)?;
+            let carried = self.carried_now(word, seen, now)?;
             if carried == seen {
                 return Ok(Some(seen));
             }
@@ -334,14 +359,14 @@ impl Buckets {
     }
 
     /// A call's bucket, made where it has none, frozen until it is written. Under the lock.
-    fn freeze(&self, key: Option<Key>, now: u64) -> Option<Frozen<'_>> {
+    fn freeze(&self, key: Option<Key>, now: u64) -> Result<Frozen<'_>, Unsettled> {
         let (word, floor) = self.find_or_make(key, now)?;
         let mut seen = word.load();
         loop {
-            let carried = self.carried(seen, now)?;
+            let carried = self.carried_now(word, seen, now)?;
             match word.swap(seen, carried.frozen()) {
                 Ok(()) => {
-                    return Some(Frozen {
+                    return Ok(Frozen {
                         word,
                         seen: carried,
                         floor,
@@ -355,26 +380,27 @@ impl Buckets {
     /// A call's bucket, and what its state counts as at least. Under the lock.
     ///
     /// Where there is no room for one it is the one that all share who have none.
-    fn find_or_make(&self, key: Option<Key>, now: u64) -> Option<(&Word, u64)> {
+    fn find_or_make(&self, key: Option<Key>, now: u64) -> Result<(&Word, u64), Unsettled> {
         let own = self.own();
         let Some(key) = key.map(|key| self.key(key)) else {
-            return Some((own, 0));
+            return Ok((own, 0));
         };
         let cells = self.file.cells();
         if let Some((word, _)) = cells::find(cells, key) {
-            return Some((word, 0));
+            return Ok((word, 0));
         }
-        let state = self.start(self.carried(own.load().thawed(), now)?.state);
+        let pooled = self.carried_now(own, own.load().thawed(), now)?;
+        let state = self.start(pooled.state);
         let stamp = self.file.stamp(self.edition);
         let first = Stamped { stamp, state };
         if let Some(word) = self.insert(key, first, now) {
             self.file.is_removed();
-            return Some((word, 0));
+            return Ok((word, 0));
         }
         if self.pooled.load(Ordering::Relaxed) == 0 {
             self.pooled.store(memory::POOLED, Ordering::Relaxed);
         }
-        Some((own, self.start(0)))
+        Ok((own, self.start(0)))
     }
 
     /// Gives a key a cell, if there is room for it. Under the lock.
@@ -524,7 +550,7 @@ impl Buckets {
     ///
     /// Where other fields split the limit before, nothing tells which of the old buckets a key drew from: all
     /// start as the emptiest.
-    fn come_into_use(&self, _locked: &Locked<'_>, named: u64, now: u64) {
+    fn come_into_use(&self, _locked: &Locked<'_>, named: u64, now: &dyn Fn() -> u64) {
         let used = |edition: &Edition| edition.used.load(Ordering::Relaxed);
         let all = self.file.editions();
         let others = all.iter().enumerate().filter(|(_, edition)| {
@@ -545,11 +571,11 @@ impl Buckets {
         self.shared().used.store(next, Ordering::Relaxed);
     }
 
-    fn convert(&self, word: &Word, now: u64) {
+    fn convert(&self, word: &Word, now: &dyn Fn() -> u64) {
         let first = word.load();
         let mut seen = first;
         while seen.is_of(first)
-            && let Some(carried) = self.carried(seen, now)
+            && let Some(carried) = self.carried(seen, now())
             && let Err(newer) = word.swap(seen, carried)
         {
             seen = newer;
@@ -557,8 +583,8 @@ impl Buckets {
     }
 
     /// As the emptiest of the buckets whose first edition has this number, or of those there were before.
-    fn start_as_the_emptiest(&self, other: usize, own: &Word, now: u64) {
-        let state = |seen| self.carried(seen, now).map_or(0, |carried| carried.state);
+    fn start_as_the_emptiest(&self, other: usize, own: &Word, now: &dyn Fn() -> u64) {
+        let state = |seen| self.carried(seen, now()).map_or(0, |carried| carried.state);
         let states = self.file.cells().iter().map(|cell| {
             let seen = cell.word.load();
             if self.is_of(self.first, seen) {
@@ -574,11 +600,11 @@ impl Buckets {
     }
 
     /// Takes from the bucket that all share what is above this state.
-    fn lift(&self, least: u64, now: u64) {
+    fn lift(&self, least: u64, now: &dyn Fn() -> u64) {
         let own = self.own();
         loop {
             let seen = own.load();
-            let Some(carried) = self.carried(seen, now) else {
+            let Some(carried) = self.carried(seen, now()) else {
                 return;
             };
             let lifted = carried.with_state(carried.state.max(least));
@@ -620,69 +646,87 @@ fn seen<'a>(draw: &Draw<'a>, state: u64, floor: u64) -> Seen<'a> {
 }
 
 /// Draws from all limits of a call, or from none.
-pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Verdict {
+pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
     let looked = draws.iter().filter_map(|draw| {
         let state = draw.shared()?.look(draw.key, now);
         Some(seen(draw, state, 0))
     });
     let looked: SmallVec<[_; 4]> = looked.collect();
     if let Some(refused) = memory::refusal(&looked, now) {
-        return refused;
+        return Ok(refused);
     }
-    if let [only] = draws
-        && let Some(verdict) = draw_one(only, now)
-    {
-        return verdict;
-    }
-    charge(draws, now).unwrap_or(Verdict::Unavailable)
+    let verdict = match draws {
+        [only] => draw_one(only, now),
+        _ => Ok(None),
+    };
+    let verdict = verdict.and_then(|one| one.map_or_else(|| charge(draws, now), Ok));
+    verdict.or_else(|unsettled| match unsettled {
+        Unsettled::Busy => Ok(Verdict::Unavailable),
+        Unsettled::Stale => Err(Moved),
+    })
 }
 
 /// Draws from the only limit of a call; none where the call has no bucket there.
-fn draw_one(draw: &Draw<'_>, now: u64) -> Option<Verdict> {
-    let buckets = draw.shared()?;
-    let own = buckets.own();
-    let (word, first) = match draw.key() {
-        None => (own, own.load()),
-        Some(key) => cells::find(buckets.file.cells(), buckets.key(key))?,
+fn draw_one(draw: &Draw<'_>, now: u64) -> Result<Option<Verdict>, Unsettled> {
+    let Some(buckets) = draw.shared() else {
+        return Ok(None);
     };
     loop {
-        let Ok(found) = buckets.settled(word, first, now) else {
-            return Some(Verdict::Unavailable);
+        let known = match draw.key() {
+            None => Some((buckets.own(), buckets.own().load())),
+            Some(key) => cells::find(buckets.file.cells(), buckets.key(key)),
         };
-        let at = seen(draw, found?.state, 0);
+        let Some((word, first)) = known else {
+            return Ok(None);
+        };
+        let Some(found) = buckets.settled(word, first, now)? else {
+            continue;
+        };
+        let at = seen(draw, found.state, 0);
         let Some(next) = at.next() else {
-            return memory::refusal(&[at], now);
+            return Ok(memory::refusal(&[at], now));
         };
-        if word.swap(found?, found?.with_state(next)).is_ok() {
-            return Some(Verdict::Admitted(at.fill(next)));
+        if word.swap(found, found.with_state(next)).is_ok() {
+            return Ok(Some(Verdict::Admitted(at.fill(next))));
         }
     }
 }
 
-/// Freezes all buckets of a call, finds that all admit, and writes what follows; none where it cannot.
-fn charge(draws: &[Draw<'_>], now: u64) -> Option<Verdict> {
-    let locked = draws.first()?.shared()?.file.lock()?;
+/// Freezes all buckets of a call, finds that all admit, and writes what follows.
+fn charge(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Unsettled> {
+    let shared: SmallVec<[_; 4]> = draws.iter().filter_map(Draw::shared).collect();
+    let file = shared.first().map(|buckets| &buckets.file);
+    let locked = file.and_then(|file| file.lock()).ok_or(Unsettled::Busy)?;
     locked.freezing(true);
     let mut frozen: SmallVec<[(Frozen<'_>, Seen<'_>); 4]> = SmallVec::new();
-    for draw in draws {
-        let bucket = draw
-            .shared()
-            .and_then(|buckets| buckets.freeze(draw.key(), now));
-        let Some(bucket) = bucket else { break };
-        let seen = seen(draw, bucket.seen.state, bucket.floor);
-        frozen.push((bucket, seen));
+    let mut unsettled = None;
+    for (draw, buckets) in draws.iter().zip(shared) {
+        match buckets.freeze(draw.key(), now) {
+            Ok(bucket) => {
+                let seen = seen(draw, bucket.seen.state, bucket.floor);
+                frozen.push((bucket, seen));
+            }
+            Err(why) => {
+                unsettled = Some(why);
+                break;
+            }
+        }
     }
     let seen: SmallVec<[_; 4]> = frozen.iter().map(|(_, seen)| *seen).collect();
-    let all = seen.len() == draws.len();
     let refused = memory::refusal(&seen, now);
+    let admits = unsettled.is_none() && refused.is_none();
     let mut tightest = None;
     for (bucket, seen) in &frozen {
-        let next = seen.next().filter(|_| all && refused.is_none());
+        let next = seen.next().filter(|_| admits);
         let state = next.unwrap_or(bucket.seen.state);
         bucket.word.store(bucket.seen.with_state(state));
         tightest = Some(seen.fill(state).tighter(tightest));
     }
     locked.freezing(false);
-    let admitted = tightest.map(Verdict::Admitted);
-    refused.or(admitted).filter(|_| all)
+    match unsettled {
+        Some(why) => Err(why),
+        None => refused
+            .or(tightest.map(Verdict::Admitted))
+            .ok_or(Unsettled::Busy),
+    }
 }

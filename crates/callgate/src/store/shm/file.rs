@@ -62,8 +62,6 @@ pub(super) struct Header {
     /// No bucket gave up its cell at a later time. A caller with an old reading of the clock may find its
     /// bucket gone that is not full at that time: it starts as full as a bucket can be then.
     pub(super) horizon: AtomicU64,
-    /// No state was converted at a later time: see [`Buckets::carried`](super::Buckets).
-    pub(super) converted: AtomicU64,
     /// How long the slowest bucket takes to fill, in nanoseconds.
     pub(super) longest_fill: AtomicU64,
     /// Whether whoever holds the lock may have frozen cells.

@@ -1,0 +1,387 @@
+//! Buckets in Redis or Valkey: what is asked of the script that decides there, and what it answers.
+//!
+//! A limit's rate comes to `p` tokens in a whole number of microseconds, and a time to two numbers, `a` and
+//! `b`: exactly `a + b / p` microseconds. So nothing is rounded when a call is charged, and all numbers
+//! fit the doubles that scripts count in. `redis/script.lua` is the contract.
+//!
+//! - [`Terms`] are a limit in these numbers, and [`Keys`] tell where its buckets are;
+//! - a [`Request`] asks one thing of the script, in one step and for all limits of a call;
+//! - a [`link::Link`] takes it there and brings the [`Answer`], or a [`Failure`] in good time.
+
+#![cfg_attr(not(test), expect(dead_code, reason = "the limiter takes it up next"))]
+
+mod address;
+mod link;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, Script, Value};
+use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
+
+use crate::rate::gcd;
+use crate::{ConfigError, Limit};
+
+/// Decides a call; its head is the contract.
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(CODE));
+const CODE: &str = include_str!("redis/script.lua");
+
+/// The layout of what is kept under the keys.
+const VERSION: u32 = 1;
+
+/// The largest `p`: two numbers below it add up exactly in a double.
+const MOST_PARTS: u128 = 1 << 52;
+
+/// No burst takes longer to refill, in microseconds: 71 years, a little less than 2^51.
+const LONGEST: u128 = 71 * 365 * 86_400 * 1_000_000;
+
+/// A time in microseconds: `whole + part / p`, with the `p` of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Time {
+    whole: u64,
+    part: u64,
+}
+
+/// A limit in the script's numbers.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// What its buckets say that they were written under.
+    limit: Box<str>,
+    /// `p`.
+    parts: u64,
+    /// The tokens that a full bucket holds, and the time in which they come.
+    burst: u64,
+    refill: Time,
+    /// The time in which a token comes.
+    token: Time,
+}
+
+impl Terms {
+    /// Refuses a limit whose burst takes more than 71 years to refill.
+    ///
+    /// A rate of more than 15 digits may come to a larger `p` than there can be. A token then takes longer, by
+    /// less than 2^-52 µs: even at 10^9 a second, a bucket has to be short of full for a hundred days to be 2 µs late.
+    pub(crate) fn new(limit: &Limit) -> Result<Self, ConfigError> {
+        limit.check()?;
+        let (tokens, nanos) = limit.rate()?.fraction();
+        let common = gcd(1_000, nanos);
+        let (mut parts, micros) = (u128::from(tokens) * (1_000 / common), nanos / common);
+        let (mut whole, mut part) = (micros / parts, micros % parts);
+        if parts > MOST_PARTS {
+            part = (part * MOST_PARTS).div_ceil(parts);
+            parts = MOST_PARTS;
+            (whole, part) = (whole + part / parts, part % parts);
+        }
+        let burst = limit.capacity();
+        let in_range = |time: &Time| u128::from(time.whole) < LONGEST;
+        let terms = Time::new(whole, part).and_then(|token| {
+            let parts = u64::try_from(parts).ok()?;
+            let refill = token.times(burst, parts).filter(in_range)?;
+            let Time { whole, part } = token;
+            let limit = format!("{VERSION}:{parts}:{whole}:{part}:{burst}").into();
+            Some(Self {
+                limit,
+                parts,
+                burst,
+                refill,
+                token,
+            })
+        });
+        terms.ok_or_else(|| {
+            let allowed = "at most what comes in 71 years (with a Redis store)";
+            ConfigError::new("burst", allowed, burst.to_string())
+        })
+    }
+
+    /// The time in which so many tokens come; none for more than the burst.
+    pub(crate) fn price(&self, cost: u64) -> Option<Time> {
+        let cost = (cost <= self.burst).then_some(cost)?;
+        self.token.times(cost, self.parts)
+    }
+
+    /// The whole tokens in a bucket that is full after this time.
+    fn tokens(&self, missing: Time) -> u64 {
+        let parts =
+            |time: Time| u128::from(time.whole) * u128::from(self.parts) + u128::from(time.part);
+        let missing = parts(missing).div_ceil(parts(self.token));
+        let left = u128::from(self.burst).saturating_sub(missing);
+        u64::try_from(left).unwrap_or(0)
+    }
+}
+
+impl Time {
+    fn new(whole: u128, part: u128) -> Option<Self> {
+        let (whole, part) = (u64::try_from(whole).ok()?, u64::try_from(part).ok()?);
+        Some(Self { whole, part })
+    }
+
+    fn times(self, count: u64, parts: u64) -> Option<Self> {
+        let part = u128::from(self.part) * u128::from(count);
+        let parts = u128::from(parts);
+        let whole = u128::from(self.whole) * u128::from(count) + part / parts;
+        Self::new(whole, part % parts)
+    }
+}
+
+/// Where the buckets of an application are.
+///
+/// All its keys are in one slot of a cluster, that of the prefix: a call is decided at once on one node. The
+/// rest of a key is half of a SHA-256 hash of what it stands for, each part with its length in front, so
+/// all are as long, and whoever chooses a value cannot choose one that falls into another's bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Keys {
+    prefix: Box<str>,
+}
+
+/// The name of a bucket or a pause in the store.
+pub(crate) type Key = Box<str>;
+
+impl Keys {
+    /// The most bytes of a prefix.
+    const LONGEST: usize = 64;
+
+    /// Refuses a prefix that is empty, long, or of more than letters, digits and `.`, `_`, `:`, `/` and `-`.
+    pub(crate) fn new(prefix: &str) -> Result<Self, ConfigError> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/-".contains(&byte);
+        if (1..=Self::LONGEST).contains(&prefix.len()) && prefix.bytes().all(is_allowed) {
+            return Ok(Self {
+                prefix: prefix.into(),
+            });
+        }
+        let allowed =
+            "the application's name, of 1 to 64 letters, digits and '.', '_', ':', '/' or '-'";
+        let given = format!("'{}'", prefix.escape_debug());
+        Err(ConfigError::new("prefix", allowed, given))
+    }
+
+    /// A limit's bucket, by the fields that split it and a call's values; a call may lack some.
+    pub(crate) fn bucket<'a>(
+        &self,
+        limit: &'a str,
+        fields: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> Key {
+        let fields = fields.into_iter();
+        let fields = fields.flat_map(|(field, value)| [Some(field), value]);
+        self.key("bucket", std::iter::once(Some(limit)).chain(fields))
+    }
+
+    /// The pause of a limit, or of one tool's bucket under the default.
+    pub(crate) fn pause(&self, limit: &str, tool: Option<&str>) -> Key {
+        self.key("pause", [Some(limit), tool])
+    }
+
+    /// What is written to prove that a store takes writes.
+    fn proof(&self) -> Key {
+        format!("{{{}}}:proof", self.prefix).into()
+    }
+
+    fn key<'a>(&self, kind: &str, parts: impl IntoIterator<Item = Option<&'a str>>) -> Key {
+        let mut hash = Sha256::new();
+        for part in parts {
+            let length = part.map_or(u64::MAX, |part| part.len() as u64);
+            hash.update(length.to_le_bytes());
+            hash.update(part.unwrap_or_default());
+        }
+        let mut key = format!("{{{}}}:{kind}:", self.prefix);
+        for byte in &hash.finalize()[..16] {
+            // Writing to a text does not fail.
+            let _ = write!(key, "{byte:02x}");
+        }
+        key.into()
+    }
+}
+
+/// What a call asks of one limit.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) bucket: Key,
+    pub(crate) pause: Key,
+    /// By the terms.
+    pub(crate) price: Time,
+}
+
+/// What the script is to do.
+#[derive(Clone, Debug)]
+pub(crate) enum Request {
+    /// Charges all limits or none.
+    Take(SmallVec<[Ask; 2]>),
+    /// Says what that would come to, and changes nothing.
+    Peek(SmallVec<[Ask; 2]>),
+    /// Lets nobody draw for so long. A pause that ends later stays as it is.
+    Pause {
+        key: Key,
+        time: Duration,
+        terms: Arc<Terms>,
+    },
+    /// Reads and writes, as a call does.
+    Prove(Key),
+}
+
+/// What it came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) is_admitted: bool,
+    /// For each limit that was asked for.
+    pub(crate) limits: SmallVec<[Found; 2]>,
+}
+
+/// How a limit's bucket was found, and is left if the call was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The shortest time, in whole microseconds, after which it admits: zero if it does now.
+    pub(crate) wait: Duration,
+    /// The whole tokens in it.
+    pub(crate) tokens: u64,
+    /// How long its pause goes on.
+    pub(crate) paused: Duration,
+}
+
+impl Answer {
+    /// The place of the limit that refuses for the longest.
+    pub(crate) fn refusing(&self) -> Option<usize> {
+        let waits = self.limits.iter().map(|found| found.wait);
+        let longest = waits.clone().max().filter(|wait| !wait.is_zero())?;
+        waits.into_iter().position(|wait| wait == longest)
+    }
+}
+
+impl Request {
+    /// The command, by the script's hash or with its text.
+    fn command(&self, by_hash: bool) -> Cmd {
+        let mut command = Cmd::new();
+        if by_hash {
+            command.arg("EVALSHA").arg(SCRIPT.get_hash());
+        } else {
+            command.arg("EVAL").arg(CODE);
+        }
+        self.write(&mut command);
+        command
+    }
+
+    fn write(&self, command: &mut Cmd) {
+        let (mode, asks) = match self {
+            Self::Take(asks) => ("take", asks),
+            Self::Peek(asks) => ("peek", asks),
+            Self::Pause { key, time, terms } => {
+                let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+                command.arg(1).arg(&**key).arg("pause");
+                command.arg(micros(*time)).arg(terms.refill.whole + 1);
+                return;
+            }
+            Self::Prove(key) => {
+                command.arg(1).arg(&**key).arg("prove");
+                return;
+            }
+        };
+        command.arg(2 * asks.len());
+        for ask in asks {
+            command.arg(&*ask.bucket).arg(&*ask.pause);
+        }
+        command.arg(mode);
+        for Ask { terms, price, .. } in asks {
+            command.arg(&*terms.limit).arg(terms.parts);
+            for Time { whole, part } in [&terms.refill, price] {
+                command.arg(whole).arg(part);
+            }
+        }
+    }
+
+    /// Reads the reply; whatever is not just as the contract says is a failure.
+    fn read(&self, reply: &Value) -> Result<Answer, Failure> {
+        let answer = match (self, reply) {
+            (_, Value::ServerError(error)) => return Err(Failure::Refused(error.clone().into())),
+            (Self::Take(asks) | Self::Peek(asks), Value::Array(values)) => read(asks, values),
+            (Self::Pause { .. } | Self::Prove(_), Value::Okay) => Some(Answer {
+                is_admitted: true,
+                limits: SmallVec::new(),
+            }),
+            _ => None,
+        };
+        answer.ok_or(Failure::Nonsense)
+    }
+}
+
+fn read(asks: &[Ask], values: &[Value]) -> Option<Answer> {
+    let whole = |value: &Value| match value {
+        Value::Int(number) => u64::try_from(*number)
+            .ok()
+            .filter(|number| *number < 1 << 53),
+        _ => None,
+    };
+    let numbers: SmallVec<[u64; 9]> = values.iter().map(whole).collect::<Option<_>>()?;
+    let (admitted, found) = numbers.split_first()?;
+    let (found, []) = found.as_chunks::<4>() else {
+        return None;
+    };
+    if found.len() != asks.len() {
+        return None;
+    }
+    let limits = asks.iter().zip(found);
+    let limits = limits.map(|(ask, found)| ask.read(*found));
+    let limits: SmallVec<[Found; 2]> = limits.collect::<Option<_>>()?;
+    let answer = Answer {
+        is_admitted: limits.iter().all(|found| found.wait.is_zero()),
+        limits,
+    };
+    (u64::from(answer.is_admitted) == *admitted).then_some(answer)
+}
+
+impl Ask {
+    fn read(&self, [wait, whole, part, paused]: [u64; 4]) -> Option<Found> {
+        // Not emptier than when the pause ends.
+        let in_range = part < self.terms.parts && whole <= self.terms.refill.whole + paused;
+        in_range.then(|| Found {
+            wait: Duration::from_micros(wait),
+            tokens: self.terms.tokens(Time { whole, part }),
+            paused: Duration::from_micros(paused),
+        })
+    }
+}
+
+/// Why there is no answer. But for [`Down`](Self::Down), what was asked may have been done.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The store was found to fail, and is tried again after this time. Nothing was sent.
+    Down { reason: Arc<str>, retry: Duration },
+    /// There was no answer by the deadline.
+    Late,
+    /// The connection ended or was given up, or the link was.
+    Lost,
+    /// The store answered with an error.
+    Refused(RedisError),
+    /// The answer makes no sense.
+    Nonsense,
+}
+
+impl Failure {
+    /// Whether it is about what a key holds: the store answers for others.
+    fn is_about_a_key(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.code() == Some("CALLGATE"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Down { reason, .. } => write!(f, "the store is down: {reason}"),
+            Self::Late => f.write_str("the store did not answer in time"),
+            Self::Lost => f.write_str("the connection to the store was lost"),
+            Self::Refused(error) => f.write_str(&in_words(error.clone())),
+            Self::Nonsense => f.write_str("the store's answer makes no sense"),
+        }
+    }
+}
+
+/// An error, in the server's own words if it is one of its.
+#[expect(clippy::needless_pass_by_value, reason = "what errors are mapped by")]
+fn in_words(error: RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    }
+}

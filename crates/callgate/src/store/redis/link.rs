@@ -1,0 +1,608 @@
+//! The way to a store and back: one connection, one deadline for each call, and a breaker.
+//!
+//! All calls of a process go down one connection, which a thread of our own has made. What is asked while
+//! it is busy goes out together, and the answers come back together: under load, a read and a write of the
+//! socket are shared by many calls. What was sent is never sent again, for it may have been done; the one
+//! exception is a call whose script the server does not know.
+//!
+//! A call fails at its deadline, whatever it is waiting for. A connection that left something unanswered
+//! for that long, or on which the store answered with an error that is not about one key, is given up, and
+//! the store is *down*: calls fail at once and cost nothing, until a new connection has read and written a
+//! key. That is tried at growing intervals. A connection that just ends is replaced without that.
+//!
+//! After a fork the child starts a thread and a connection of its own at its first call.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
+use std::thread;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, PushInfo,
+    PushKind, RedisResult, ServerErrorKind, Value,
+};
+use tokio::runtime;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::address::{self, Address};
+use super::{Answer, Failure, Request, in_words};
+
+/// So many calls go out together at most: the first of them are not to wait for too many others.
+const TOGETHER: usize = 256;
+
+/// How long a store that is down is left alone: longer each time, and each time less a random part of up
+/// to a half, so that many processes do not come at once.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
+/// A node of a cluster sends us to another so often at most.
+const HOPS: usize = 4;
+
+/// The way to one store.
+pub(crate) struct Link {
+    address: Arc<Address>,
+    /// One for each process that this link was used in: this one, and those that it was forked from.
+    runs: boxcar::Vec<Run>,
+}
+
+/// The link in one process.
+struct Run {
+    process: u32,
+    queue: UnboundedSender<Pending>,
+    state: Arc<State>,
+}
+
+/// What a thread tells about its store.
+#[derive(Debug, Default)]
+struct State {
+    down: Mutex<Option<Down>>,
+    answered: AtomicU64,
+    failed: AtomicU64,
+    nanos: AtomicU64,
+}
+
+#[derive(Clone, Debug)]
+struct Down {
+    reason: Arc<str>,
+    since: Instant,
+    /// When it is tried again.
+    until: Instant,
+}
+
+/// Numbers for a dashboard, since the process began to use the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) is_down: bool,
+    /// The requests that were answered, and how long that took in all.
+    pub(crate) answered: u64,
+    pub(crate) time: Duration,
+    /// The requests that failed: whatever was done then was done without the store.
+    pub(crate) failed: u64,
+}
+
+type OnAnswer = Box<dyn FnOnce(Result<Answer, Failure>) + Send>;
+
+/// A request on its way; answered once, whatever happens.
+struct Pending {
+    request: Request,
+    asked: Instant,
+    deadline: Instant,
+    answer: Option<OnAnswer>,
+    state: Arc<State>,
+}
+
+impl Link {
+    /// Connects to nothing yet.
+    pub(crate) fn new(address: Address) -> Self {
+        Self {
+            address: Arc::new(address),
+            runs: boxcar::Vec::new(),
+        }
+    }
+
+    /// Asks the store; `answer` is called once, on the store's thread or at once on this one, and must not
+    /// block.
+    pub(crate) fn ask(
+        &self,
+        request: Request,
+        answer: impl FnOnce(Result<Answer, Failure>) + Send + 'static,
+    ) {
+        let Some(run) = self.run() else {
+            return answer(Err(Failure::Lost));
+        };
+        let asked = Instant::now();
+        let mut pending = Pending {
+            request,
+            asked,
+            deadline: asked + self.address.timeout,
+            answer: Some(Box::new(answer)),
+            state: Arc::clone(&run.state),
+        };
+        match run.state.failure() {
+            Some(failure) => pending.finish(Err(failure)),
+            // Where the thread is gone, dropping it answers.
+            None => drop(run.queue.send(pending)),
+        }
+    }
+
+    /// Asks the store and waits for the answer. Not for threads on which others' tasks run.
+    pub(crate) fn ask_blocking(&self, request: Request) -> Result<Answer, Failure> {
+        let (answer, answered) = blocking::sync_channel(1);
+        self.ask(request, move |result| {
+            // The receiver waits below.
+            let _ = answer.send(result);
+        });
+        answered.recv().unwrap_or(Err(Failure::Lost))
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let Some(run) = self.runs.iter().find(|(_, run)| run.is_here()) else {
+            return State::default().counts();
+        };
+        run.1.state.counts()
+    }
+
+    /// The link in this process. Nothing is locked: a lock may be held for ever in a process that was forked.
+    fn run(&self) -> Option<&Run> {
+        let find = || self.runs.iter().find(|(_, run)| run.is_here());
+        if let Some((_, run)) = find() {
+            return Some(run);
+        }
+        // Where two threads come here at once, the first one's is found, and the other ends unused.
+        self.runs.push(Run::start(Arc::clone(&self.address)).ok()?);
+        find().map(|(_, run)| run)
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("address", &self.address)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Run {
+    /// Starts a thread, which ends when this is dropped.
+    fn start(address: Arc<Address>) -> std::io::Result<Self> {
+        let (queue, asked) = mpsc::unbounded_channel();
+        let state = Arc::new(State::default());
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let driver = Driver {
+            address,
+            asked,
+            waiting: VecDeque::new(),
+            state: Arc::clone(&state),
+            pause: FIRST_PAUSE,
+        };
+        let thread = thread::Builder::new().name("callgate-redis".to_owned());
+        thread.spawn(move || {
+            runtime.block_on(driver.run());
+            // Does not wait for a name that is being looked up.
+            runtime.shutdown_background();
+        })?;
+        Ok(Self {
+            process: process::id(),
+            queue,
+            state,
+        })
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == process::id()
+    }
+}
+
+impl State {
+    fn down(&self) -> MutexGuard<'_, Option<Down>> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a call comes to now, where the store is down.
+    fn failure(&self) -> Option<Failure> {
+        let down = self.down();
+        let down = down.as_ref()?;
+        Some(Failure::Down {
+            reason: Arc::clone(&down.reason),
+            retry: down.until.saturating_duration_since(Instant::now()),
+        })
+    }
+
+    fn counts(&self) -> Counts {
+        Counts {
+            is_down: self.down().is_some(),
+            answered: self.answered.load(Ordering::Relaxed),
+            time: Duration::from_nanos(self.nanos.load(Ordering::Relaxed)),
+            failed: self.failed.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Pending {
+    /// Hands over the result, if nothing has been before.
+    fn finish(&mut self, result: Result<Answer, Failure>) {
+        let Some(answer) = self.answer.take() else {
+            return;
+        };
+        if result.is_ok() {
+            let nanos = u64::try_from(self.asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.state.nanos.fetch_add(nanos, Ordering::Relaxed);
+            self.state.answered.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.state.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        answer(result);
+    }
+
+    fn is_open(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// Whether its deadline is over; then it has failed.
+    fn is_late(&mut self) -> bool {
+        let is_late = self.deadline <= Instant::now();
+        if is_late {
+            self.finish(Err(Failure::Late));
+        }
+        is_late
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.finish(Err(Failure::Lost));
+    }
+}
+
+/// What the thread does.
+struct Driver {
+    address: Arc<Address>,
+    asked: UnboundedReceiver<Pending>,
+    /// Those that wait for a connection, in the order of their deadlines.
+    waiting: VecDeque<Pending>,
+    state: Arc<State>,
+    /// How long the store is left alone when it fails the next time.
+    pause: Duration,
+}
+
+/// How a connection came to its end.
+enum End {
+    /// Before anybody asked, or since nobody will.
+    Unused,
+    /// By the other side; there may be another.
+    Dropped,
+    /// The store does not do what it should.
+    Broken(String),
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let mut end = End::Unused;
+        loop {
+            // Nobody asked since the last connection was made: there may be a server that ends each at once.
+            if matches!(end, End::Unused) {
+                match self.asked.recv().await {
+                    Some(first) => self.waiting.push_back(first),
+                    None => return,
+                }
+            }
+            end = match self.connect().await {
+                None => return,
+                Some(Err(reason)) => End::Broken(reason),
+                Some(Ok(connection)) => {
+                    self.up();
+                    self.serve(connection).await
+                }
+            };
+            if let End::Broken(reason) = &end {
+                let until = self.down(reason);
+                if !self.rest(until).await {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes a connection, while calls wait for it up to their deadlines; none if nobody asks any more.
+    async fn connect(&mut self) -> Option<Result<Connection, String>> {
+        let address = Arc::clone(&self.address);
+        let connecting = connect(&address);
+        tokio::pin!(connecting);
+        loop {
+            let deadline = self.waiting.front().map(|first| first.deadline);
+            tokio::select! {
+                connection = &mut connecting => return Some(connection),
+                asked = self.asked.recv() => self.waiting.push_back(asked?),
+                () = until(deadline) => {
+                    if let Some(mut late) = self.waiting.pop_front() {
+                        late.finish(Err(Failure::Late));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends what is asked down a connection until it ends.
+    async fn serve(&mut self, mut connection: Connection) -> End {
+        let mut flights = JoinSet::new();
+        let mut batch: Vec<_> = self.waiting.drain(..).collect();
+        let mut was_answered = false;
+        loop {
+            if !batch.is_empty() {
+                let (commands, time) = (connection.commands.clone(), self.address.timeout);
+                flights.spawn(fly(commands, std::mem::take(&mut batch), time));
+            }
+            tokio::select! {
+                // What is asked after an answer is to find out what came of that one.
+                biased;
+                Some(landed) = flights.join_next() => match landed {
+                    Ok(None) => {
+                        was_answered = true;
+                        self.pause = FIRST_PAUSE;
+                    }
+                    Ok(Some(End::Dropped)) if !was_answered => {
+                        return End::Broken("the connection ends before an answer".to_owned());
+                    }
+                    Ok(Some(end)) => {
+                        // Some may be answered by now. Where the store is down, nobody waits for that.
+                        if matches!(end, End::Dropped) {
+                            flights.detach_all();
+                        }
+                        return end;
+                    }
+                    Err(failed) => return End::Broken(failed.to_string()),
+                },
+                // Those on their way would know more of it.
+                () = connection.end(), if flights.is_empty() => {
+                    return if was_answered { End::Dropped } else { End::Unused };
+                }
+                count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
+                    return End::Unused;
+                },
+            }
+        }
+    }
+
+    fn up(&mut self) {
+        let down = self.state.down().take();
+        if let Some(down) = down {
+            let time = down.since.elapsed();
+            log::warn!(
+                "the store at {} answers again after {time:.1?}",
+                self.address
+            );
+        }
+    }
+
+    /// Fails those who wait, and says when to try again.
+    fn down(&mut self, reason: &str) -> Instant {
+        let now = Instant::now();
+        let until = now + part_of(self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let mut down = self.state.down();
+        let before = down.as_ref().map(|down| down.since);
+        *down = Some(Down {
+            reason: reason.into(),
+            since: before.unwrap_or(now),
+            until,
+        });
+        drop(down);
+        if before.is_none() {
+            log::warn!("the store at {} is down: {reason}", self.address);
+        }
+        for mut waiting in self.waiting.drain(..) {
+            if let Some(failure) = self.state.failure() {
+                waiting.finish(Err(failure));
+            }
+        }
+        until
+    }
+
+    /// Lets time pass. False if nobody asks any more.
+    async fn rest(&mut self, time: Instant) -> bool {
+        loop {
+            tokio::select! {
+                () = sleep_until(time) => return true,
+                asked = self.asked.recv() => match (asked, self.state.failure()) {
+                    // It was asked before the store was known to be down.
+                    (Some(mut asked), Some(failure)) => asked.finish(Err(failure)),
+                    (Some(_), None) => {}
+                    (None, _) => return false,
+                }
+            }
+        }
+    }
+}
+
+/// From a half of a time to all of it.
+fn part_of(time: Duration) -> Duration {
+    // The standard library has no other source of randomness.
+    let [random, ..] = RandomState::new().hash_one(0).to_le_bytes();
+    time / 2 + time / 512 * u32::from(random)
+}
+
+/// Waits for that time, or for ever.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sends requests together and hands out the answers; says if the connection is to be given up.
+async fn fly(
+    mut connection: MultiplexedConnection,
+    mut batch: Vec<Pending>,
+    time: Duration,
+) -> Option<End> {
+    let mut end = send(&mut connection, &mut batch, time, true).await;
+    batch.retain(Pending::is_open);
+    if end.is_none() && !batch.is_empty() {
+        // The server did not know the script, and did nothing.
+        end = send(&mut connection, &mut batch, time, false).await;
+    }
+    end
+}
+
+/// Leaves those open that were sent `by_hash` to a server that does not know the script.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    batch: &mut Vec<Pending>,
+    time: Duration,
+    by_hash: bool,
+) -> Option<End> {
+    batch.retain_mut(|pending| !pending.is_late());
+    let give_up = Instant::now() + time;
+    let mut pipeline = Pipeline::with_capacity(batch.len());
+    for (place, pending) in batch.iter().enumerate() {
+        // The first one's text is the script for all.
+        pipeline.add_command(pending.request.command(by_hash || place > 0));
+    }
+    let replies = connection.send_packed_commands(&pipeline, 0, batch.len());
+    tokio::pin!(replies);
+    let mut late = 0;
+    let replies = loop {
+        let first = batch.get_mut(late);
+        let deadline = first.as_ref().map_or(give_up, |first| first.deadline);
+        tokio::select! {
+            biased;
+            replies = &mut replies => break replies,
+            () = sleep_until(deadline) => match first {
+                Some(first) => {
+                    first.finish(Err(Failure::Late));
+                    late += 1;
+                }
+                None => return Some(End::Broken(format!("no answer in {time:?}"))),
+            }
+        }
+    };
+    match replies {
+        Ok(replies) => hand_out(replies, batch, by_hash),
+        Err(error) if error.is_connection_dropped() => Some(End::Dropped),
+        Err(error) => Some(End::Broken(in_words(error))),
+    }
+}
+
+fn hand_out(replies: Vec<Value>, batch: &mut [Pending], by_hash: bool) -> Option<End> {
+    if replies.len() != batch.len() {
+        return Some(End::Broken(Failure::Nonsense.to_string()));
+    }
+    let mut end = None;
+    for (pending, reply) in batch.iter_mut().zip(replies) {
+        if by_hash && is_unknown_script(&reply) {
+            continue;
+        }
+        let result = pending.request.read(&reply);
+        if let Err(failure) = &result
+            && !failure.is_about_a_key()
+        {
+            end = Some(End::Broken(failure.to_string()));
+        }
+        pending.finish(result);
+    }
+    end
+}
+
+fn is_unknown_script(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+/// A connection that was seen to read and write a key.
+struct Connection {
+    commands: MultiplexedConnection,
+    events: UnboundedReceiver<PushInfo>,
+}
+
+impl Connection {
+    async fn open(server: RedisResult<ConnectionInfo>) -> Result<Self, String> {
+        let server = server.map_err(in_words)?;
+        if matches!(server.addr(), ConnectionAddr::TcpTls { .. }) {
+            // Others in this process may have chosen another; two that are compiled in are none.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let (sender, events) = mpsc::unbounded_channel();
+        // Its own times did not hold: every wait here has a deadline around it.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(sender);
+        let client = Client::open(server).map_err(in_words)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(Self {
+            commands: connection.await.map_err(in_words)?,
+            events,
+        })
+    }
+
+    /// Waits until the other side has ended it.
+    async fn end(&mut self) {
+        while let Some(event) = self.events.recv().await {
+            if event.kind == PushKind::Disconnection {
+                return;
+            }
+        }
+    }
+}
+
+/// A connection by the first of the nodes that leads to one.
+async fn connect(address: &Address) -> Result<Connection, String> {
+    let mut reason = String::new();
+    for node in &address.nodes {
+        reason = match timeout(address.timeout, connect_by(address, node)).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(failure)) => format!("{node}: {failure}"),
+            Err(_) => format!("{node}: no answer in {:?}", address.timeout),
+        };
+    }
+    Err(reason)
+}
+
+async fn connect_by(address: &Address, node: &ConnectionAddr) -> Result<Connection, String> {
+    let mut node = match &address.service {
+        Some(service) => ask_sentinel(node, service).await?,
+        None => node.clone(),
+    };
+    let proof = Request::Prove(address.keys.proof());
+    for _ in 0..HOPS {
+        let mut connection = Connection::open(address.server(&node)).await?;
+        let command = proof.command(false);
+        let reply = connection.commands.send_packed_command(&command).await;
+        match proof.read(&reply.map_err(in_words)?) {
+            Ok(_) => return Ok(connection),
+            Err(failure) => node = moved(&node, &failure).ok_or_else(|| failure.to_string())?,
+        }
+    }
+    Err(format!("{node}: sent on and on"))
+}
+
+/// Where a node of a cluster sends us, if that is what its answer says.
+fn moved(from: &ConnectionAddr, failure: &Failure) -> Option<ConnectionAddr> {
+    let Failure::Refused(error) = failure else {
+        return None;
+    };
+    let is_moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
+    let (there, _) = error.redirect_node().filter(|_| is_moved)?;
+    address::beside(from, there)
+}
+
+async fn ask_sentinel(node: &ConnectionAddr, service: &str) -> Result<ConnectionAddr, String> {
+    let mut sentinel = Connection::open(Address::sentinel(node)).await?;
+    let mut question = redis::cmd("SENTINEL");
+    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+    let place = question.query_async::<Option<(String, u16)>>(&mut sentinel.commands);
+    let place = place.await.map_err(in_words)?;
+    let (host, port) = place.ok_or_else(|| format!("the sentinel knows no service '{service}'"))?;
+    let server = address::beside(node, &format!("{host}:{port}"));
+    server.ok_or_else(|| format!("the sentinel sends us to '{}'", host.escape_debug()))
+}

@@ -1,0 +1,28 @@
+//! Against servers that each test starts for itself.
+
+mod cluster;
+mod link;
+mod numbers;
+mod script;
+mod server;
+
+use std::sync::Arc;
+
+use super::*;
+use crate::Limit;
+
+/// An ask for so many tokens of a limit that nothing splits.
+fn ask(keys: &Keys, name: &str, limit: &Limit, cost: u64) -> Ask {
+    let terms = Terms::new(limit).expect("a limit in range");
+    Ask {
+        bucket: keys.bucket(name, []),
+        pause: keys.pause(name, None),
+        price: terms.price(cost).expect("at most the burst"),
+        terms: Arc::new(terms),
+    }
+}
+
+/// A request for a token of each of these.
+fn take(asks: &[Ask]) -> Request {
+    Request::Take(asks.into())
+}
