@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+
+import pytest
 
 from tests.running import EXAMPLES, run_program
 
@@ -57,3 +60,30 @@ def test_calls_that_wait_all_succeed_where_a_service_refuses_half_of_them_withou
     assert without[-1] == "  4 of 8 calls succeeded, the service refused 4."
     assert [line.split(" s  ")[1] for line in waiting[:-1]] == ["200 OK"] * 8
     assert waiting[-1] == "  8 of 8 calls succeeded, the service refused 0."
+
+
+shared = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is for Linux")
+
+
+def shown(said: str) -> list[tuple[list[int], int]]:
+    """What each part of an example says its processes were admitted, and all together."""
+    lines = re.findall(r"^  ([\d +]+) = (\d+) ", said, re.MULTILINE)
+    return [([int(count) for count in each.split(" + ")], int(total)) for each, total in lines]
+
+
+@shared
+def test_four_processes_keep_to_one_quota_with_a_store_and_exceed_it_without() -> None:
+    without, shared = shown(run_program(EXAMPLES.parent / "shared_memory" / "processes.py"))
+    assert without == ([10] * 4, 40)
+    assert sum(shared[0]) == shared[1] == 20
+
+
+@shared
+def test_four_workers_of_a_server_keep_to_one_quota_with_a_store_and_exceed_it_without() -> None:
+    # uvicorn leaves a socket to the garbage collector.
+    said = run_program(EXAMPLES / "workers.py", warnings="ignore")
+    without, shared = shown(said)
+    assert without == ([5] * 4, 20)
+    assert sum(shared[0]) == shared[1] == 5
+    reads = "Then the model reads: Rate limit exceeded for tool 'search'. Retry in "
+    assert said.count(reads) == 2
