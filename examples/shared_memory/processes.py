@@ -32,7 +32,7 @@ def main() -> None:
     run(None)
 
     # An application takes a folder of its own, such as /run/myapp: all its processes name the same.
-    with TemporaryDirectory(dir="/dev/shm") as folder:  # noqa: S108 - in memory, and it is for that
+    with TemporaryDirectory(dir="/dev/shm") as folder:
         print("\nWith one:")
         run(f"shm:{folder}/callgate")
 

@@ -15,7 +15,7 @@ import pickle
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ LONG = "CALLGATE_LONG_TESTS" in os.environ
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder in memory."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:  # noqa: S108 - it is for that
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         yield Path(name)
 
 
@@ -68,7 +68,7 @@ def file_of(url: str) -> Path:
 
 
 @contextmanager
-def locked(url: str) -> Iterator[None]:
+def locked(url: str) -> Generator[None]:
     """The store as a process leaves it that is stopped at the worst time."""
     descriptor = os.open(file_of(url), os.O_RDWR)
     try:
@@ -352,8 +352,12 @@ def test_a_reload_that_names_no_store_keeps_it(url: str) -> None:
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
-    file.write_text('[store]\nurl_env = "NO_SUCH_QUOTA"\n[limits.search]\nrate = "1/h"\nburst = 3\n')
-    with pytest.raises(ConfigError, match=r"url_env .*environment variable that is set.*NO_SUCH_QUOTA"):
+    file.write_text(
+        '[store]\nurl_env = "NO_SUCH_QUOTA"\n[limits.search]\nrate = "1/h"\nburst = 3\n'
+    )
+    with pytest.raises(
+        ConfigError, match=r"url_env .*environment variable that is set.*NO_SUCH_QUOTA"
+    ):
         Limiter.from_file(file)
 
 
@@ -394,7 +398,7 @@ def test_a_clock_of_its_own_is_refused_beside_a_store(url: str) -> None:
 
 
 def test_limits_that_are_refused_make_no_file(url: str) -> None:
-    with pytest.raises(ConfigError, match="^name must be"):
+    with pytest.raises(ConfigError, match=r"^name must be"):
         Limiter({"a": hourly(1), " b": hourly(1)}, store=url)
     assert not file_of(url).exists()
 
@@ -487,7 +491,9 @@ def test_r21_the_file_of_another_user_is_refused(url: str, folder: Path) -> None
     Limiter({"search": hourly(1)}, store=url)
     file_of(url).chmod(0o666)
 
-    said = f"store must be owned by this process's user (65534), got one of user 0: '{file_of(url)}'"
+    said = (
+        f"store must be owned by this process's user (65534), got one of user 0: '{file_of(url)}'"
+    )
     assert in_another(lambda: as_nobody(lambda: refusal(url))) == said
 
 
@@ -601,7 +607,9 @@ def test_r19_pools_of_processes_share_one_quota(url: str, method: str) -> None:
 
 def test_r21_whoever_is_killed_holds_nobody_up_and_fills_no_bucket(url: str) -> None:
     rounds = 200 if LONG else 25
-    said = json.loads(run_program(PROGRAMS / "store_killed.py", url, str(rounds), warnings="ignore"))
+    said = json.loads(
+        run_program(PROGRAMS / "store_killed.py", url, str(rounds), warnings="ignore")
+    )
     assert said["slowest"] < 1
     assert said["odd"] == 0
     for name, (recorded, spent) in said["spent"].items():

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory i
 @pytest.fixture
 def url() -> Iterator[str]:
     """The URL of a store that nobody has made."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:  # noqa: S108 - it is for that
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         yield f"shm:{name}/quota"
 
 

@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 import time
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -47,11 +48,11 @@ def answer(limiter: Limiter, name: str) -> dict[str, Any]:
     return {"taken": taken, "odd": odd, "seconds": time.monotonic() - begin}
 
 
-def family(limiter: Limiter, name: str) -> list[dict[str, Any]]:
+def family(limiter: Limiter, name: str) -> str:
     """What a child and a child of that child find."""
     mine = answer(limiter, name)
     theirs = forked(lambda: json.dumps(answer(limiter, f"{name}, and its child")), DEADLINE)
-    return [mine, json.loads(theirs)]
+    return json.dumps([mine, json.loads(theirs)])
 
 
 def main() -> None:
@@ -74,8 +75,8 @@ def main() -> None:
             limiter = Limiter(LIMITS, store=url)  # Which nobody but the thread has used.
         if number == 0:
             busy.start()
-        said = forked(lambda n=number: json.dumps(family(limiter, f"child {n}")), DEADLINE)  # type: ignore[misc]
-        found += json.loads(said)
+        child = partial(family, limiter, f"child {number}")
+        found += json.loads(forked(child, DEADLINE))
     before = next(TENANTS)
     while next(TENANTS) < before + 100:
         time.sleep(0.001)
