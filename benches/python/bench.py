@@ -10,9 +10,11 @@ import asyncio
 import importlib
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grants
@@ -20,6 +22,7 @@ from agent_framework import FunctionMiddleware
 from grants import Wait
 from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
 from middleware import LockMiddleware, Silent, Trivial, execution
+from neighbour import neighbour
 from peers import PEERS, Peer
 from timing import (
     Batch,
@@ -63,6 +66,10 @@ async def main() -> None:
     )
     await print_calls()
     await print_acquire()
+    if sys.platform == "linux":
+        with TemporaryDirectory(dir="/dev/shm") as folder:
+            await print_store(f"shm:{folder}/calls")
+            await print_neighbours(f"shm:{folder}/neighbours")
     await print_middleware()
     await print_peers()
     print_waiting()
@@ -145,6 +152,83 @@ async def print_acquire() -> None:
 
 async def empty(_name: str) -> None:
     """Does nothing."""
+
+
+async def print_store(store: str) -> None:
+    """`Limiter.try_acquire` on a store in shared memory beside this process's own memory."""
+    titles = {
+        "admitted": "admitted",
+        "rejected": "rejected",
+        "both": "under two limits, admitted",
+        "neither": "under two limits, rejected",
+        "tenant": "with a bucket for each of 1,000 tenants, admitted",
+    }
+
+    def calls_of(store: str | None) -> dict[str, Batch]:
+        def of(kind: str) -> str | None:
+            return store and f"{store}-{kind}"
+
+        return {
+            "admitted": calling(limiter(OPEN, store=of("open")).try_acquire, CALLS),
+            "rejected": calling(drained(store=of("shut")).try_acquire, CALLS),
+            "both": calling(limiter(OPEN, in_all=OPEN, store=of("both")).try_acquire, CALLS),
+            "neither": calling(drained(in_all=OPEN, store=of("neither")).try_acquire, CALLS),
+            "tenant": calling_as(
+                limiter(OPEN, per=["tenant"], store=of("tenants")).try_acquire, CALLS, TENANTS
+            ),
+        }
+
+    own = {f"own {name}": batch for name, batch in calls_of(None).items()}
+    shared = {f"shared {name}": batch for name, batch in calls_of(store).items()}
+    loops = {"loop": looping(CALLS), "loop_as": looping_as(CALLS, TENANTS)}
+    samples = await measure({**loops, **own, **shared}, rounds=500)
+    most = {"admitted": 1.35, "rejected": 1.35}
+    rows: list[list[str]] = []
+    for name, title in titles.items():
+        loop = samples["loop_as" if name == "tenant" else "loop"]
+        memory, shm = (minus(samples[f"{kind} {name}"], loop) for kind in ("own", "shared"))
+        part = ratio(shm, memory)
+        figures = [f"{median(memory):.0f}", f"{median(shm):.0f}", f"{part:.2f}"]
+        rows.append([title, *figures, target(part, most.get(name))])
+    print_table(
+        f"One call by name among {len(TOOLS)} tools, on a store in shared memory",
+        ["", "memory, CPU ns", "store, CPU ns", "ratio", "target"],
+        rows,
+    )
+
+
+async def print_neighbours(store: str) -> None:
+    """The same while a second process draws from the same file."""
+    mine, other, same = ([TOOLS[0]] * 1_000, TOOLS[1], TOOLS[0])
+    cases = {
+        "different keys, both admitted": (limiter_of, other),
+        "one key, both rejected": (drained_of, same),
+        "one key, both admitted": (limiter_of, same),
+    }
+    rows: list[list[str]] = []
+    for title, (make, tool) in cases.items():
+        url = f"{store}-{len(rows)}"
+        alone = calling(make(url).try_acquire, mine)
+        with neighbour(make, url, tool) as beside:
+            batches = {"loop": looping(mine), "alone": alone, "beside": beside(alone)}
+            samples = await measure(batches, rounds=300)
+        one, two = (minus(samples[name], samples["loop"]) for name in ("alone", "beside"))
+        rows.append([title, f"{median(one):.0f}", f"{median(two):.0f}", f"{ratio(two, one):.2f}"])
+    print_table(
+        "Two processes on one store",
+        ["", "alone, CPU ns", "beside the other, CPU ns", "ratio"],
+        rows,
+    )
+
+
+def limiter_of(store: str) -> Limiter:
+    """A limiter of a store that admits all."""
+    return limiter(OPEN, store=store)
+
+
+def drained_of(store: str) -> Limiter:
+    """A limiter of a store that rejects every tool."""
+    return drained(store=store)
 
 
 async def print_middleware() -> None:
@@ -323,6 +407,7 @@ def limiter(
     in_all: tuple[float, int] | None = None,
     per: Sequence[str] = (),
     max_wait: float = 0.0,
+    store: str | None = None,
 ) -> Limiter:
     """A limiter of all tools: each alone, and `in_all` where that is given."""
     rate, burst = limit
@@ -330,12 +415,12 @@ def limiter(
     if in_all is not None:
         rate, burst = in_all
         limits["in all"] = ToolRateLimit(rate, burst=burst, tools=TOOLS)
-    return Limiter(limits)
+    return Limiter(limits, store=store)
 
 
-def drained(*, in_all: tuple[float, int] | None = None) -> Limiter:
+def drained(*, in_all: tuple[float, int] | None = None, store: str | None = None) -> Limiter:
     """A limiter that rejects every tool."""
-    shut = limiter(SHUT, in_all=in_all)
+    shut = limiter(SHUT, in_all=in_all, store=store)
     for tool in TOOLS:
         shut.try_acquire(tool)
     return shut
