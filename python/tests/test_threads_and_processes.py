@@ -153,7 +153,7 @@ def test_r24_beyond_a_million_tenants_new_ones_share_a_bucket_and_one_warning_sa
             "callgate",
             "WARNING",
             (
-                "limit 'lookup' has more buckets that are not full than there is room for: "
+                "limit 'lookup' has a million buckets that are not full: "
                 "calls with other fields share one bucket until there is room"
             ),
         ]
