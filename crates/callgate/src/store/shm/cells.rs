@@ -186,8 +186,10 @@ pub(super) fn find(cells: &[Cell], key: [u64; 2]) -> Option<(&Word, Stamped)> {
     None
 }
 
-/// Gives a key that has none a cell: one that has no key, or one whose state is `worthless`, after `giving_up`
-/// was told. Under the lock.
+/// Gives a key that has none a cell: one that has no key, or where there is none one whose state is `worthless`,
+/// after `giving_up` was told. Under the lock.
+///
+/// Keys whose buckets are full are likely to come again: they keep their cells while there are others.
 pub(super) fn insert(
     cells: &[Cell],
     key: [u64; 2],
@@ -195,23 +197,34 @@ pub(super) fn insert(
     worthless: impl Fn(Stamped) -> bool,
     giving_up: impl Fn(),
 ) -> Option<&Word> {
-    let has_room = |seen: Stamped| !seen.has_key() || !seen.is_frozen() && worthless(seen);
-    let room = |block: &[Cell]| {
-        let room = block.iter().filter(|cell| has_room(cell.word.load()));
-        room.count()
+    let is_free = |seen: Stamped| !seen.has_key();
+    let is_worthless = |seen: Stamped| seen.has_key() && !seen.is_frozen() && worthless(seen);
+    insert_where(cells, key, first, is_free, || {})
+        .or_else(|| insert_where(cells, key, first, is_worthless, giving_up))
+}
+
+/// The same, in the block where there is `room` in more cells; `taking` is told before.
+fn insert_where(
+    cells: &[Cell],
+    key: [u64; 2],
+    first: Stamped,
+    room: impl Fn(Stamped) -> bool,
+    taking: impl Fn(),
+) -> Option<&Word> {
+    let rooms = |block: &[Cell]| {
+        let rooms = block.iter().filter(|cell| room(cell.word.load()));
+        rooms.count()
     };
     let [mut one, mut other] = blocks(cells, key);
-    if room(one) < room(other) {
+    if rooms(one) < rooms(other) {
         (one, other) = (other, one);
     }
     for cell in one.iter().chain(other) {
         let seen = cell.word.load();
-        if !has_room(seen) {
+        if !room(seen) {
             continue;
         }
-        if seen.has_key() {
-            giving_up();
-        }
+        taking();
         // Somebody may have drawn from it at this moment.
         if cell.word.swap(seen, Stamped::UNUSED).is_err() {
             continue;
