@@ -26,7 +26,11 @@ from callgate import ConfigError, Limiter, RateLimitExceeded, ToolRateLimit
 
 from .running import forked, run_program
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is for Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="shared memory is for Linux"),
+    # From 3.12 on Python warns of any fork of a process that has threads.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 PROGRAMS = Path(__file__).parent / "programs"
 
