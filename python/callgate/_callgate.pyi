@@ -278,7 +278,8 @@ class Decision:
         """Seconds to wait before the same call can be admitted, if nobody else spends.
 
         Never 0. None where the call was not refused, where no wait helps, and where no time can be
-        told (``"concurrency"``). For an injected clock, a call at ``clock() + retry_after`` (as floats) is admitted.
+        told (``"concurrency"``, ``"store"``). For an injected clock, a call at ``clock() + retry_after`` (as
+        floats) is admitted.
         """
 
     def __bool__(self) -> bool: ...

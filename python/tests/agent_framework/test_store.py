@@ -28,7 +28,11 @@ from .scripted import (
     run,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is for Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="shared memory is for Linux"),
+    # From 3.12 on Python warns of any fork of a process that has threads.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 
 @pytest.fixture
