@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import itertools
 import threading
+import traceback
 import warnings
 import weakref
 from asyncio import AbstractEventLoop, Future
@@ -265,7 +267,7 @@ def wait_sync(turn: Turn) -> Decision:
     _forget_closed()
     try:
         if (decision := turn.ask()) is None and asyncio._get_running_loop() is not None:
-            warnings.warn(STOPS_THE_LOOP, RuntimeWarning, stacklevel=3)
+            warnings.warn(STOPS_THE_LOOP, RuntimeWarning, stacklevel=_frames_here())
         while decision is None:
             lock = threading.Lock()
             lock.acquire()
@@ -275,6 +277,13 @@ def wait_sync(turn: Turn) -> Decision:
         return decision
     finally:
         turn.leave()
+
+
+def _frames_here() -> int:
+    """How many frames are of this module: a warning is for whoever called it."""
+    frames = traceback.walk_stack(inspect.currentframe())
+    here = itertools.takewhile(lambda at: at[0].f_code.co_filename == __file__, frames)
+    return sum(1 for _ in here)
 
 
 def wake(on: threading.Lock | Future[None]) -> None:

@@ -241,9 +241,11 @@ def test_pauses_and_reloads_beside_calls_that_wait_do_not_wait_for_each_other(ot
 async def test_a_thread_that_waits_in_an_event_loop_is_warned_that_the_loop_stops() -> None:
     limiter = Limiter({"search": ToolRateLimit(100, burst=1, max_wait=LONG)})
     assert limiter.acquire_sync("search"), "nobody waits, nobody is warned"
-    with pytest.warns(RuntimeWarning, match="await limiter.acquire there") as warned:
-        assert limiter.acquire_sync("search")
-    assert [warning.filename for warning in warned] == [__file__]
+    decorated = limiter.limit("search")(lambda: True)
+    for search in (decorated, lambda: limiter.acquire_sync("search")):
+        with pytest.warns(RuntimeWarning, match="await limiter.acquire there") as warned:
+            assert search()
+        assert [warning.filename for warning in warned] == [__file__]
 
 
 async def test_a_warning_that_is_an_error_leaves_nobody_waiting() -> None:

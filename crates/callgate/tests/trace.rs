@@ -207,12 +207,14 @@ fn what_cannot_be_written_is_refused() {
     assert!(refused(&missing).starts_with(&start(&missing)));
     let device = Path::new("/dev/null");
     assert_eq!(refused(device), start(device) + "it is no plain file");
-    fs::write(&path, "{}\nNotes of mine").unwrap();
-    assert_eq!(
-        refused(&path),
-        start(&path) + "its last line is none of a trace"
-    );
-    assert_eq!(fs::read_to_string(&path).unwrap(), "{}\nNotes of mine");
+    for (there, why) in [
+        ("[limits.search]\n", "its first line is none of a trace"),
+        ("{\"time\":1}\nNotes", "its last line is none of a trace"),
+    ] {
+        fs::write(&path, there).unwrap();
+        assert_eq!(refused(&path), start(&path) + why);
+        assert_eq!(fs::read_to_string(&path).unwrap(), there);
+    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Appender {
         let file = self.open()?;
         // Where somebody else writes there, they have looked.
         if file.try_lock().is_ok() {
-            let checked = cut_torn(&file);
+            let checked = is_trace(&file).and_then(|()| cut_torn(&file));
             file.unlock()?;
             checked?;
         }
@@ -115,10 +115,27 @@ fn write_whole(mut file: &File, lines: &[u8]) -> io::Result<()> {
     })
 }
 
+/// How each line starts.
+const START: &[u8] = b"{\"time\":";
+
+/// Refuses a file that starts as no trace does: somebody else's, by its name.
+fn is_trace(mut file: &File) -> io::Result<()> {
+    let mut start = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.take(START.len() as u64).read_to_end(&mut start)?;
+    if START.starts_with(&start) {
+        Ok(())
+    } else {
+        Err(Error::new(
+            ErrorKind::InvalidData,
+            "its first line is none of a trace",
+        ))
+    }
+}
+
 /// Takes away the end of a line whose writer was killed; returns how long the file is then.
 fn cut_torn(mut file: &File) -> io::Result<u64> {
     const STEP: u64 = 4 << 10;
-    const START: &[u8] = b"{\"time\":";
     let length = file.metadata()?.len();
     let (mut start, mut torn) = (length, Vec::new());
     while start > 0 {
