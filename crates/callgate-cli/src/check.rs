@@ -114,7 +114,8 @@ fn limits_table(limits: &[Level<'_>]) -> String {
     table.trim_fmt()
 }
 
-fn rate(limit: &Limit) -> String {
+/// As a table or a picture says it: of a quota, what was asked for.
+pub(crate) fn rate(limit: &Limit) -> String {
     match (limit.as_quota(), limit.rate()) {
         (Some((count, unit)), _) => format!("{count}/{} quota", unit.symbol()),
         (None, Ok(rate)) => rate.to_string(),

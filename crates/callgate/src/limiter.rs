@@ -467,17 +467,18 @@ impl Limiter {
         call: &Call<'_>,
         now: u64,
     ) -> SmallVec<[Draw<'l>; 4]> {
+        let mut draws = SmallVec::new();
         let mut before: Option<(&Limited, _)> = None;
-        let draws = limits.iter().map(|limited| {
+        for limited in limits {
             let key = match before {
                 Some((other, key)) if other.splits_like(limited) => key,
                 _ => limited.key(&self.secret, call),
             };
             before = Some((limited, key));
             let price = limited.price(call.given_cost());
-            Draw::new(limited.buckets.source(), now, price, key)
-        });
-        draws.collect()
+            draws.push(Draw::new(limited.buckets.source(), now, price, key));
+        }
+        draws
     }
 
     /// What a verdict comes to, where this is no dry run. `number` is of a limit's name, by its place.

@@ -2,20 +2,27 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, BufRead, Read};
-use std::mem;
+use std::io::{self, Read};
 use std::num::NonZeroU64;
+use std::ops::Range;
 
 use csv_core::ReadRecordResult;
 use jiff::Timestamp;
+use memchr::{memchr, memchr2};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::trace::{Batch, Draft, Row};
+use super::trace::{Batch, Row};
 
 /// The longest line, in bytes.
-const LONGEST: u64 = 64 << 10;
+const LONGEST: usize = 64 << 10;
+
+/// So many bytes are read at once; less what is left of a line.
+const BUFFER: usize = 256 << 10;
+
+/// Some write it before the first line of UTF-8.
+const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A time in nanoseconds ends in the year 2262.
 const LAST: u64 = i64::MAX as u64;
@@ -31,23 +38,26 @@ const TENS: [u64; 10] = {
     tens
 };
 
-/// Lines that are no longer than they may be.
+/// Lines that are no longer than they may be, where they were read to.
 pub(crate) struct Lines<R> {
     reader: R,
-    line: Vec<u8>,
+    buffer: Box<[u8]>,
+    /// What was read into it beyond the last line.
+    rest: Range<usize>,
+    line: Range<usize>,
     number: u64,
     bytes: u64,
-    is_given_back: bool,
 }
 
-impl<R: BufRead> Lines<R> {
+impl<R: Read> Lines<R> {
     pub(crate) fn new(reader: R) -> Self {
         Self {
             reader,
-            line: Vec::new(),
+            buffer: vec![0; BUFFER].into(),
+            rest: 0..0,
+            line: 0..0,
             number: 0,
             bytes: 0,
-            is_given_back: false,
         }
     }
 
@@ -63,37 +73,83 @@ impl<R: BufRead> Lines<R> {
 
     /// The next line with anything in it, with its end; or what is wrong with it.
     pub(crate) fn next(&mut self) -> io::Result<Option<Result<&[u8], String>>> {
-        while !mem::take(&mut self.is_given_back) {
-            self.line.clear();
-            let mut reader = (&mut self.reader).take(LONGEST + 1);
-            let read = reader.read_until(b'\n', &mut self.line)? as u64;
-            if read == 0 {
-                return Ok(None);
-            }
+        while let Some(length) = self.find_end()? {
+            let line = self.take(length);
             self.number += 1;
-            self.bytes += read;
-            if read > LONGEST {
-                if !self.line.ends_with(b"\n") {
-                    self.bytes += self.reader.skip_until(b'\n')? as u64;
-                }
+            if length > LONGEST {
+                self.skip_from(line)?;
                 return Ok(Some(Err("longer than 64 KiB".into())));
             }
-            if self.number == 1 && self.line.starts_with("\u{feff}".as_bytes()) {
-                self.line.drain(..3);
-            }
-            if !self.line.ends_with(b"\n") {
-                self.line.push(b'\n');
-            }
-            if !self.line.trim_ascii().is_empty() {
-                break;
+            let is_marked = self.number == 1 && self.buffer[line.clone()].starts_with(MARK);
+            self.line = line.start + if is_marked { MARK.len() } else { 0 }..line.end;
+            if !self.buffer[self.line.clone()].trim_ascii().is_empty() {
+                return Ok(Some(Ok(&self.buffer[self.line.clone()])));
             }
         }
-        Ok(Some(Ok(&self.line)))
+        Ok(None)
     }
 
     /// Has the next line be the last one again.
     fn give_back(&mut self) {
-        self.is_given_back = true;
+        self.rest.start = self.line.start;
+        self.bytes -= self.line.len() as u64;
+        self.number -= 1;
+    }
+
+    /// Finds the end of the next line: how long it is, or so much of it that it is too long.
+    fn find_end(&mut self) -> io::Result<Option<usize>> {
+        let mut searched = 0;
+        loop {
+            let rest = &self.buffer[self.rest.clone()];
+            if let Some(place) = memchr(b'\n', &rest[searched..]) {
+                return Ok(Some(searched + place + 1));
+            }
+            searched = rest.len();
+            if searched > LONGEST {
+                return Ok(Some(searched));
+            }
+            if self.fill()? == 0 {
+                if searched == 0 {
+                    return Ok(None);
+                }
+                // The last line has an end too.
+                self.buffer[self.rest.end] = b'\n';
+                self.rest.end += 1;
+            }
+        }
+    }
+
+    fn take(&mut self, length: usize) -> Range<usize> {
+        let start = self.rest.start;
+        self.rest.start += length;
+        self.bytes += length as u64;
+        start..self.rest.start
+    }
+
+    /// Leaves out what comes of a line after its start.
+    fn skip_from(&mut self, mut line: Range<usize>) -> io::Result<()> {
+        while !self.buffer[line].ends_with(b"\n")
+            && let Some(length) = self.find_end()?
+        {
+            line = self.take(length);
+        }
+        Ok(())
+    }
+
+    /// Reads on, where there is room since no line is too long; how many bytes there were.
+    fn fill(&mut self) -> io::Result<usize> {
+        self.buffer.copy_within(self.rest.clone(), 0);
+        self.rest = 0..self.rest.len();
+        loop {
+            match self.reader.read(&mut self.buffer[self.rest.end..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    let read = read?;
+                    self.rest.end += read;
+                    return Ok(read);
+                }
+            }
+        }
     }
 }
 
@@ -105,7 +161,7 @@ pub(crate) enum Parser {
 
 impl Parser {
     /// Knows JSON lines by the name's ending or the first character; CSV has a line that names its columns.
-    pub(crate) fn new<R: BufRead>(
+    pub(crate) fn new<R: Read>(
         lines: &mut Lines<R>,
         name: &str,
         fields: &[String],
@@ -134,130 +190,204 @@ impl Parser {
         line: &[u8],
         batch: &mut Batch,
         fields: &[String],
-        tool: impl FnMut(&str) -> Result<u32, String>,
+        tool: impl FnMut(&[u8]) -> Result<u32, String>,
     ) -> Result<bool, String> {
         match self {
-            Self::Csv(csv) => csv.read(line, batch, fields.len(), tool),
+            Self::Csv(csv) => csv.read(line, batch, tool),
             Self::Json => read_json(line, batch, fields, tool),
         }
     }
 }
 
-/// What a column holds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Column {
-    Time,
-    Tool,
-    Cost,
-    Duration,
-    Field(usize),
-    Ignored,
+pub(crate) struct Csv {
+    columns: Columns,
+    splitter: Splitter,
 }
 
-pub(crate) struct Csv {
+/// Splits lines into fields.
+struct Splitter {
     reader: csv_core::Reader,
-    columns: Vec<Column>,
+    /// What is unescaped, and where its fields end.
     text: Vec<u8>,
     ends: Vec<usize>,
+    /// Where fields start and end, in the line or in the text.
+    places: Vec<(usize, usize)>,
 }
 
-impl Csv {
-    fn new(header: &[u8], fields: &[String]) -> Result<Self, String> {
-        let mut csv = Self {
-            reader: csv_core::Reader::new(),
-            columns: Vec::new(),
-            text: Vec::new(),
-            ends: vec![0; 64],
+/// Which column holds what.
+#[derive(Default)]
+struct Columns {
+    count: usize,
+    time: usize,
+    tool: usize,
+    cost: Option<usize>,
+    duration: Option<usize>,
+    /// In the order in which limits look at them.
+    fields: Box<[Option<usize>]>,
+}
+
+/// The fields of a line.
+#[derive(Clone, Copy)]
+struct Record<'a> {
+    text: &'a [u8],
+    places: &'a [(usize, usize)],
+}
+
+impl<'a> Record<'a> {
+    fn field(self, column: usize) -> &'a [u8] {
+        let (start, end) = self.places[column];
+        &self.text[start..end]
+    }
+
+    /// What there is in a column that may be missing or left empty.
+    fn given(self, column: Option<usize>) -> Option<&'a [u8]> {
+        let field = column.map(|column| self.field(column));
+        field.filter(|field| !field.is_empty())
+    }
+}
+
+impl Columns {
+    fn new(header: Record<'_>, fields: &[String]) -> Result<Self, String> {
+        let (mut time, mut tool) = (None, None);
+        let mut columns = Self {
+            count: header.places.len(),
+            fields: vec![None; fields.len()].into(),
+            ..Self::default()
         };
-        let names = csv.split(header)?;
-        let mut columns = Vec::with_capacity(names);
-        for index in 0..names {
-            let name = csv.text(index).trim_ascii();
-            let column = match name {
-                b"time" => Column::Time,
-                b"tool" => Column::Tool,
-                b"cost" => Column::Cost,
-                b"duration" => Column::Duration,
-                b"waited" | b"outcome" => Column::Ignored,
+        for column in 0..columns.count {
+            let name = header.field(column).trim_ascii();
+            let place = match name {
+                b"time" => &mut time,
+                b"tool" => &mut tool,
+                b"cost" => &mut columns.cost,
+                b"duration" => &mut columns.duration,
+                b"waited" | b"outcome" => continue,
                 other => {
                     let mut fields = fields.iter();
-                    let field = fields.position(|field| field.as_bytes() == other);
-                    field.map_or(Column::Ignored, Column::Field)
+                    match fields.position(|field| field.as_bytes() == other) {
+                        Some(field) => &mut columns.fields[field],
+                        None => continue,
+                    }
                 }
             };
-            if column != Column::Ignored && columns.contains(&column) {
+            if place.replace(column).is_some() {
                 let name = String::from_utf8_lossy(name);
                 return Err(format!("the column '{name}' is there twice"));
             }
-            columns.push(column);
         }
-        for (column, name) in [(Column::Time, "time"), (Column::Tool, "tool")] {
-            if !columns.contains(&column) {
-                return Err(format!(
-                    "the first line names the columns, and must have '{name}' among them: {}",
-                    shortened(header)
-                ));
-            }
+        let needed = |column: Option<usize>, name| {
+            column.ok_or_else(|| {
+                let line = shortened(header.text);
+                format!(
+                    "the first line names the columns, and must have '{name}' among them: {line}"
+                )
+            })
+        };
+        columns.time = needed(time, "time")?;
+        columns.tool = needed(tool, "tool")?;
+        Ok(columns)
+    }
+}
+
+impl Splitter {
+    fn new() -> Self {
+        Self {
+            reader: csv_core::Reader::new(),
+            text: Vec::new(),
+            ends: vec![0; 64],
+            places: Vec::new(),
         }
-        csv.columns = columns;
-        Ok(csv)
     }
 
-    /// Splits a line; how many fields it has.
-    fn split(&mut self, line: &[u8]) -> Result<usize, String> {
+    fn split<'l>(&'l mut self, line: &'l [u8]) -> Result<Record<'l>, String> {
+        let text = line.strip_suffix(b"\n").unwrap_or(line);
+        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        if memchr2(b'"', b'\r', text).is_some() {
+            return self.unescape(line);
+        }
+        self.places.clear();
+        let mut start = 0;
+        for (place, &byte) in text.iter().enumerate() {
+            if byte == b',' {
+                self.places.push((start, place));
+                start = place + 1;
+            }
+        }
+        self.places.push((start, text.len()));
+        Ok(Record {
+            text,
+            places: &self.places,
+        })
+    }
+
+    /// Splits a line that has more in it than fields and commas.
+    fn unescape(&mut self, line: &[u8]) -> Result<Record<'_>, String> {
         self.reader.reset();
         // What is unescaped is never longer.
         self.text.resize(self.text.len().max(line.len()), 0);
-        loop {
+        let fields = loop {
             let (result, read, _, fields) =
                 self.reader
                     .read_record(line, &mut self.text, &mut self.ends);
             match result {
-                ReadRecordResult::Record if line[read..].trim_ascii().is_empty() => {
-                    return Ok(fields);
-                }
+                ReadRecordResult::Record if line[read..].trim_ascii().is_empty() => break fields,
                 ReadRecordResult::OutputEndsFull => {
                     self.ends.resize(self.ends.len() * 2, 0);
                     self.reader.reset();
                 }
                 _ => return Err("a quoted field does not end on its line".into()),
             }
+        };
+        self.places.clear();
+        let mut start = 0;
+        for &end in &self.ends[..fields] {
+            self.places.push((start, end));
+            start = end;
         }
+        Ok(Record {
+            text: &self.text,
+            places: &self.places,
+        })
     }
+}
 
-    fn text(&self, index: usize) -> &[u8] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.text[start..self.ends[index]]
+impl Csv {
+    fn new(header: &[u8], fields: &[String]) -> Result<Self, String> {
+        let mut splitter = Splitter::new();
+        let columns = Columns::new(splitter.split(header)?, fields)?;
+        Ok(Self { columns, splitter })
     }
 
     fn read(
         &mut self,
         line: &[u8],
         batch: &mut Batch,
-        fields: usize,
-        mut tool: impl FnMut(&str) -> Result<u32, String>,
+        mut tool: impl FnMut(&[u8]) -> Result<u32, String>,
     ) -> Result<bool, String> {
-        let count = self.split(line)?;
-        if count != self.columns.len() {
-            let columns = self.columns.len();
+        let Self { columns, splitter } = self;
+        let record = splitter.split(line)?;
+        let (count, named) = (record.places.len(), columns.count);
+        if count != named {
             return Err(format!(
-                "{count} fields, where the first line names {columns}"
+                "{count} fields, where the first line names {named}"
             ));
         }
-        let mut call = Reading::new(batch.open(fields));
-        for (index, column) in self.columns.iter().enumerate() {
-            let text = self.text(index);
-            match column {
-                Column::Ignored => {}
-                Column::Time => call.time = Some(time(utf8(text)?)?),
-                Column::Tool => call.tool = Some(named(utf8(text)?, &mut tool)?),
-                _ if text.is_empty() => {}
-                Column::Cost => call.cost = Some(cost(utf8(text)?)?),
-                Column::Duration => call.duration = Some(seconds("duration", utf8(text)?)?),
-                Column::Field(field) => call.draft.set(*field, utf8(text)?),
+        let duration = record.given(columns.duration);
+        let row = Row {
+            time: time(record.field(columns.time))?,
+            tool: tool(record.field(columns.tool))?,
+            cost: record.given(columns.cost).map(cost).transpose()?,
+            duration: duration.map_or(Ok(0), |text| seconds("duration", text))?,
+            cells: 0,
+        };
+        let mut draft = batch.open(columns.fields.len());
+        for (field, &column) in columns.fields.iter().enumerate() {
+            if let Some(value) = record.given(column) {
+                draft.set(field, utf8(value)?);
             }
         }
-        call.push()
+        draft.push(row);
+        Ok(duration.is_some())
     }
 }
 
@@ -308,101 +438,71 @@ fn read_json(
     line: &[u8],
     batch: &mut Batch,
     fields: &[String],
-    mut tool: impl FnMut(&str) -> Result<u32, String>,
+    mut tool: impl FnMut(&[u8]) -> Result<u32, String>,
 ) -> Result<bool, String> {
     let line: Line<'_> = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
         // There is only one line.
         let error = error.to_string();
         error.replace(" at line 1 column", ", at byte")
     })?;
-    let mut call = Reading::new(batch.open(fields.len()));
     let quoted: Result<Text<'_>, _> = serde_json::from_str(line.time.get());
-    call.time = Some(match &quoted {
-        Ok(Text(text)) => time(text)?,
-        Err(_) => time(line.time.get())?,
-    });
-    call.tool = Some(named(&line.tool, &mut tool)?);
+    let row = Row {
+        time: match &quoted {
+            Ok(Text(text)) => time(text.as_bytes())?,
+            Err(_) => time(bytes(line.time))?,
+        },
+        tool: tool(line.tool.as_bytes())?,
+        cost: line.cost.map(|text| cost(bytes(text))).transpose()?,
+        duration: line
+            .duration
+            .map_or(Ok(0), |text| seconds("duration", bytes(text)))?,
+        cells: 0,
+    };
+    let mut draft = batch.open(fields.len());
     for (Text(name), Text(value)) in &line.fields.0 {
         if let Some(field) = fields.iter().position(|field| field == name) {
-            call.draft.set(field, value);
+            draft.set(field, value);
         }
     }
-    call.cost = line.cost.map(|text| cost(text.get())).transpose()?;
-    let duration = line.duration.map(|text| seconds("duration", text.get()));
-    call.duration = duration.transpose()?;
-    call.push()
+    draft.push(row);
+    Ok(line.duration.is_some())
 }
 
-/// A call as far as it has been read.
-struct Reading<'b> {
-    draft: Draft<'b>,
-    time: Option<u64>,
-    tool: Option<u32>,
-    cost: Option<NonZeroU64>,
-    duration: Option<u64>,
+fn bytes(text: &RawValue) -> &[u8] {
+    text.get().as_bytes()
 }
 
-impl<'b> Reading<'b> {
-    fn new(draft: Draft<'b>) -> Self {
-        Self {
-            draft,
-            time: None,
-            tool: None,
-            cost: None,
-            duration: None,
-        }
-    }
-
-    fn push(self) -> Result<bool, String> {
-        let (Some(time), Some(tool)) = (self.time, self.tool) else {
-            return Err("a call has a time and a tool".into());
-        };
-        self.draft.push(Row {
-            time,
-            duration: self.duration.unwrap_or(0),
-            cost: self.cost,
-            tool,
-            cells: 0,
-        });
-        Ok(self.duration.is_some())
-    }
-}
-
-fn utf8(text: &[u8]) -> Result<&str, String> {
+pub(super) fn utf8(text: &[u8]) -> Result<&str, String> {
     str::from_utf8(text).map_err(|_| "not UTF-8".into())
 }
 
-fn named(name: &str, tool: &mut impl FnMut(&str) -> Result<u32, String>) -> Result<u32, String> {
-    if name.is_empty() {
-        return Err("the tool must have a name".into());
-    }
-    tool(name)
-}
-
-fn cost(text: &str) -> Result<NonZeroU64, String> {
-    let cost = text.parse().ok();
+fn cost(text: &[u8]) -> Result<NonZeroU64, String> {
+    let cost = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     cost.ok_or_else(|| {
-        let text = shortened(text.as_bytes());
+        let text = shortened(text);
         format!("cost must be a whole number of at least 1, not {text}")
     })
 }
 
 /// Seconds since the Unix epoch, or a date and time of RFC 3339, in nanoseconds.
-fn time(text: &str) -> Result<u64, String> {
-    if text.contains('-') {
-        let date: Option<Timestamp> = text.parse().ok();
-        let nanos = date.and_then(|date| u64::try_from(date.as_nanosecond()).ok());
-        if let Some(nanos) = nanos.filter(|&nanos| nanos <= LAST) {
-            return Ok(nanos);
-        }
-    }
-    seconds("time", text)
+fn time(text: &[u8]) -> Result<u64, String> {
+    let nanos = decimal(text).or_else(|| date(text));
+    nanos.map_or_else(|| seconds("time", text), Ok)
+}
+
+fn date(text: &[u8]) -> Option<u64> {
+    let text = str::from_utf8(text)
+        .ok()
+        .filter(|text| text.contains('-'))?;
+    let date: Timestamp = text.parse().ok()?;
+    let nanos = u64::try_from(date.as_nanosecond()).ok()?;
+    (nanos <= LAST).then_some(nanos)
 }
 
 /// A decimal with up to 9 digits after the point, in nanoseconds.
-fn seconds(name: &str, text: &str) -> Result<u64, String> {
-    decimal(text.as_bytes()).ok_or_else(|| {
-        let text = shortened(text.as_bytes());
+fn seconds(name: &str, text: &[u8]) -> Result<u64, String> {
+    decimal(text).ok_or_else(|| {
+        let text = shortened(text);
         let allowed = match name {
             "time" => "seconds since 1970 or a date and time such as 2026-11-30T07:00:00.25Z",
             _ => "seconds",
@@ -428,10 +528,33 @@ fn number(digits: &[u8]) -> Option<u64> {
     if digits.len() > 18 {
         return None;
     }
-    digits.iter().try_fold(0, |number, digit| {
+    let (eights, rest) = digits.as_chunks();
+    let mut number = 0;
+    for &eight in eights {
+        number = number * TENS[8] + of_eight(eight)?;
+    }
+    for digit in rest {
         let digit = digit.wrapping_sub(b'0');
-        (digit < 10).then_some(number * 10 + u64::from(digit))
-    })
+        if digit > 9 {
+            return None;
+        }
+        number = number * 10 + u64::from(digit);
+    }
+    Some(number)
+}
+
+/// The number of eight digits, all at once (D. Lemire, "Quickly parsing eight digits", 2018).
+fn of_eight(digits: [u8; 8]) -> Option<u64> {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    let ones = u64::from_le_bytes(digits) ^ (EACH * 0x30);
+    // What is above 9 has an upper half, or gets one from 6 more.
+    if (ones | ones.wrapping_add(EACH * 6)) & (EACH * 0xf0) != 0 {
+        return None;
+    }
+    // The first digit is in the lowest byte.
+    let pairs = (ones * 10 + (ones >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    Some((fours * 10_000 + (fours >> 32)) & 0xffff_ffff)
 }
 
 /// The start of a text, as a message can hold it.
@@ -468,7 +591,7 @@ mod tests {
             ("", None),
             ("1.2.3", None),
         ] {
-            assert_eq!(time(text).ok(), nanos, "{text}");
+            assert_eq!(time(text.as_bytes()).ok(), nanos, "{text}");
         }
     }
 }

@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::DEFAULT;
+use crate::check::rate;
 use crate::table::{grouped, shown};
 
 /// Above the highest value there is room for the legend.
@@ -210,14 +211,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 
 fn heading(name: &str, limit: &Limit) -> String {
-    let rate = limit
-        .rate()
-        .map(|rate| rate.to_string())
-        .unwrap_or_default();
     let burst = grouped(limit.capacity());
     let is_split = name == DEFAULT || !limit.split_by().is_empty();
     let split = if is_split { ", in several buckets" } else { "" };
-    format!("{}: {rate}, burst {burst}{split}", shown(name))
+    format!("{}: {}, burst {burst}{split}", shown(name), rate(limit))
 }
 
 fn mark((x, y): (i32, i32), color: RGBColor) -> Rectangle<(i32, i32)> {

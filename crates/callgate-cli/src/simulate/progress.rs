@@ -2,8 +2,15 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, stderr};
+#[cfg(target_os = "linux")]
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
+#[cfg(target_os = "linux")]
+use signal_hook::{SigId, consts::SIGINT, flag, low_level};
 
 /// Less than so many bytes are read before anybody wonders.
 const LONG: u64 = 32 << 20;
@@ -16,6 +23,32 @@ pub(crate) struct Progress {
     bar: ProgressBar,
     passes: u64,
     calls: u64,
+    #[cfg(target_os = "linux")]
+    interrupt: Interrupt,
+}
+
+/// Notes Ctrl-C, so that the bar can be taken away first.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Default)]
+struct Interrupt {
+    came: Arc<AtomicBool>,
+    handler: Option<SigId>,
+}
+
+#[cfg(target_os = "linux")]
+impl Interrupt {
+    fn noted() -> Self {
+        let came = Arc::default();
+        let handler = flag::register(SIGINT, Arc::clone(&came)).ok();
+        Self { came, handler }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        self.handler.map(low_level::unregister);
+    }
 }
 
 impl Progress {
@@ -28,6 +61,12 @@ impl Progress {
             ProgressBar::hidden()
         };
         Self {
+            #[cfg(target_os = "linux")]
+            interrupt: if bar.is_hidden() {
+                Interrupt::default()
+            } else {
+                Interrupt::noted()
+            },
             bar,
             passes: 0,
             calls: 0,
@@ -45,13 +84,19 @@ impl Progress {
     }
 
     pub(crate) fn reached(&self, position: u64) {
+        #[cfg(target_os = "linux")]
+        if self.interrupt.came.load(Ordering::Relaxed) {
+            self.bar.finish_and_clear();
+            // Ends the process as Ctrl-C does where nobody notes it.
+            let _ = low_level::emulate_default_handler(SIGINT);
+        }
         self.bar.set_position(position);
     }
 
     pub(crate) fn one(&mut self) {
         self.calls += 1;
         if self.calls.is_multiple_of(STEP) {
-            self.bar.set_position(self.calls);
+            self.reached(self.calls);
         }
     }
 }

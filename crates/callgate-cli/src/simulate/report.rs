@@ -76,8 +76,8 @@ impl Row {
             over_burst: tally.over_burst,
             longest_wait: seconds(tally.longest_wait),
             most_running: has_durations.then_some(tally.most_running),
-            busiest_second: pair(|busiest| busiest.second.most),
-            busiest_minute: pair(|busiest| busiest.minute.most),
+            busiest_second: pair(|busiest| busiest.second.most()),
+            busiest_minute: pair(|busiest| busiest.minute.most()),
             service: None,
             fit: None,
         }

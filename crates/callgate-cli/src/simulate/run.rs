@@ -276,6 +276,7 @@ impl Run {
 }
 
 /// A call with those of its fields that it has.
+#[inline]
 fn call<'a>(
     name: &'a str,
     cost: Option<NonZeroU64>,

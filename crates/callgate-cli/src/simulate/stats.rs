@@ -87,11 +87,14 @@ impl Steps {
 /// The most in any window of as many steps.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
-    /// The latest.
+    /// The latest step.
     last: u64,
+    /// Of those before it.
     parts: Box<[u64; 100]>,
+    sum_before: u64,
+    /// Of all.
     sum: u64,
-    pub(crate) most: u64,
+    most_before: u64,
 }
 
 impl Default for Window {
@@ -99,15 +102,29 @@ impl Default for Window {
         Self {
             last: 0,
             parts: Box::new([0; 100]),
+            sum_before: 0,
             sum: 0,
-            most: 0,
+            most_before: 0,
         }
     }
 }
 
 impl Window {
+    pub(crate) fn most(&self) -> u64 {
+        self.most_before.max(self.sum)
+    }
+
     /// Times do not go back.
     fn add(&mut self, step: u64, amount: u64) {
+        if step != self.last {
+            self.go_on(step);
+        }
+        self.sum += amount;
+    }
+
+    fn go_on(&mut self, step: u64) {
+        self.most_before = self.most();
+        *self.part(self.last) = self.sum - self.sum_before;
         if step - self.last >= STEPS {
             self.parts.fill(0);
             self.sum = 0;
@@ -117,9 +134,7 @@ impl Window {
             }
         }
         self.last = step;
-        *self.part(step) += amount;
-        self.sum += amount;
-        self.most = self.most.max(self.sum);
+        self.sum_before = self.sum;
     }
 
     fn part(&mut self, step: u64) -> &mut u64 {
@@ -152,7 +167,7 @@ mod tests {
                 let calls = calls.iter().filter(|(step, _)| (first..first + STEPS).contains(step));
                 calls.map(|(_, amount)| amount).sum::<u64>()
             };
-            prop_assert_eq!(Some(window.most), (0..=now).map(within).max());
+            prop_assert_eq!(Some(window.most()), (0..=now).map(within).max());
         }
     }
 }

@@ -5,7 +5,7 @@
 //! length of the trace.
 
 use std::fs::File;
-use std::io::{self, BufReader, Seek};
+use std::io::{self, Seek};
 use std::mem;
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::lines::{Lines, Parser};
+use super::lines::{Lines, Parser, utf8};
 use super::progress::Progress;
 use super::runs::{Merge, Runs};
 
@@ -73,7 +73,7 @@ pub(crate) struct Arrival<'a> {
 /// The names of tools, each with a number.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
-    numbers: FxHashMap<Box<str>, u32>,
+    numbers: FxHashMap<Box<[u8]>, u32>,
     names: Vec<Box<str>>,
 }
 
@@ -82,14 +82,17 @@ impl Tools {
         &self.names
     }
 
-    fn number(&mut self, name: &str) -> Result<u32, String> {
+    fn number(&mut self, name: &[u8]) -> Result<u32, String> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
+        }
+        if name.is_empty() {
+            return Err("the tool must have a name".into());
         }
         let number = u32::try_from(self.names.len()).ok();
         let number = number.filter(|_| self.names.len() < MOST_TOOLS);
         let number = number.ok_or("the trace has more than 10,000 tools")?;
-        self.names.push(name.into());
+        self.names.push(utf8(name)?.into());
         self.numbers.insert(name.into(), number);
         Ok(number)
     }
@@ -330,14 +333,14 @@ impl Trace {
     }
 
     /// The lines from the first.
-    fn lines(&mut self) -> Result<(Lines<BufReader<File>>, Parser), String> {
+    fn lines(&mut self) -> Result<(Lines<File>, Parser), String> {
         self.skipped = Skipped::default();
         let cannot = |error: io::Error| format!("{} cannot be read: {error}", self.name);
         let mut file = self.file.try_clone().map_err(cannot)?;
         file.rewind().map_err(cannot)?;
         let bytes = file.metadata().map_err(cannot)?.len();
         self.progress.start(bytes);
-        let mut lines = Lines::new(BufReader::with_capacity(1 << 16, file));
+        let mut lines = Lines::new(file);
         let parser = Parser::new(&mut lines, &self.name, &self.fields);
         let parser = parser.map_err(|why| self.named(lines.number(), &why))?;
         Ok((lines, parser))
@@ -350,7 +353,7 @@ impl Trace {
     /// Reads calls until there are so many, or so many bytes; whether there are more.
     fn fill(
         &mut self,
-        (lines, parser): &mut (Lines<BufReader<File>>, Parser),
+        (lines, parser): &mut (Lines<File>, Parser),
         batch: &mut Batch,
         calls: usize,
         bytes: usize,

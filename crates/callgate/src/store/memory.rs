@@ -22,7 +22,6 @@
 use std::collections::HashMap;
 #[cfg(not(loom))]
 use std::hint::spin_loop;
-use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicU64 as Counter};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -40,7 +39,7 @@ use loom::thread::yield_now;
 
 use smallvec::SmallVec;
 
-use super::table::{Key, Table};
+use super::table::{Key, ReadShard, Table, WriteShard};
 use super::{Draw, Verdict};
 use crate::bucket::{Bucket, Fill, MAX_STATE, Price, Reached};
 
@@ -327,77 +326,118 @@ pub(crate) fn draw_each(
 /// Draws from all limits of a call, or from none. They are in the order that [`Buckets::order`] gives.
 pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
     loop {
-        if let Some(verdict) = find(draws, None, now)? {
+        if let Some(verdict) = draw_found(draws, now)? {
             return Ok(verdict);
         }
     }
 }
 
-/// A bucket that was found for one of a call's limits, and those found before it.
-struct Found<'a> {
-    seen: Seen<'a>,
-    before: Option<&'a Found<'a>>,
+/// None where some had to be made first, or others were faster: to be tried again.
+fn draw_found(draws: &[Draw<'_>], now: u64) -> Result<Option<Verdict>, Moved> {
+    // In two steps: what is found first holds on to where the buckets are.
+    if let [one, other] = draws {
+        let places = [Place::find(one, now)?, Place::find(other, now)?];
+        let seen = [places[0].seen(one)?, places[1].seen(other)?];
+        return Ok(decide_both(&seen[0], &seen[1], now));
+    }
+    let mut places: SmallVec<[_; 4]> = SmallVec::new();
+    for draw in draws {
+        places.push(Place::find(draw, now)?);
+    }
+    let mut seen: SmallVec<[_; 4]> = SmallVec::new();
+    for (draw, place) in draws.iter().zip(&places) {
+        seen.push(place.seen(draw)?);
+    }
+    decide(&seen, now)
 }
 
-/// Finds the buckets of these limits, holding on to where they are, and then decides.
-///
-/// None where some had to be made first, or others were faster: to be tried again.
-fn find(
-    draws: &[Draw<'_>],
-    before: Option<&Found<'_>>,
-    now: u64,
-) -> Result<Option<Verdict>, Moved> {
-    let Some((draw, rest)) = draws.split_first() else {
-        let found = iter::successors(before, |found| found.before);
-        let mut seen: SmallVec<[_; 4]> = found.map(|found| found.seen).collect();
-        // They were found last to first.
-        seen.reverse();
-        return decide(&seen, now);
-    };
-    let Some(buckets) = draw.memory() else {
-        return Ok(None);
-    };
-    let go_on = |word, state| {
-        let seen = Seen {
-            word,
-            bucket: &buckets.bucket,
-            reached: draw.reached,
-            price: draw.price,
-            state,
-            floor: draw.floor,
+/// Where a bucket is that a call draws from, held so that it stays there.
+enum Place<'a> {
+    /// The one bucket of a limit that nothing splits.
+    One(&'a AtomicU64),
+    Known(ReadShard<'a>, usize),
+    /// Nowhere yet. It would start from this state, and is made only if all admit the call.
+    Nowhere(u64),
+    Made(WriteShard<'a>, usize),
+    /// The bucket of all who have none of their own. This one cannot get one in the meantime, from a state that
+    /// does not have this charge in it: its shard is held.
+    Pooled(
+        #[expect(dead_code, reason = "held")] WriteShard<'a>,
+        &'a AtomicU64,
+    ),
+}
+
+impl<'a> Place<'a> {
+    #[inline]
+    fn find(draw: &Draw<'a>, now: u64) -> Result<Self, Moved> {
+        let Some(buckets) = draw.memory() else {
+            return Ok(Self::Nowhere(0));
         };
-        find(rest, Some(&Found { seen, before }), now)
-    };
-    let own = settled(&buckets.word)?;
-    let (Some(key), Some(table)) = (draw.key, &buckets.table) else {
-        return go_on(Some(&buckets.word), own);
-    };
-    if !draw.make.get() {
+        let (Some(key), Some(table)) = (draw.key, &buckets.table) else {
+            return Ok(Self::One(&buckets.word));
+        };
+        if draw.make.get() {
+            return Self::make(buckets, table.write(key)?, key, draw.reached, now);
+        }
+        let own = settled(&buckets.word)?;
         let shard = table.read(key)?;
         if let Some(slot) = shard.find(key) {
-            let word = shard.word(slot);
-            return go_on(Some(word), settled(word)?);
+            return Ok(Self::Known(shard, slot));
         }
         draw.make.set(true);
-        return go_on(None, shard.start(own));
+        Ok(Self::Nowhere(shard.start(own)))
     }
-    let mut shard = table.write(key)?;
-    let idle = buckets.bucket.reached(now.saturating_sub(IDLE)).floor();
-    let (start, full) = (settled(&buckets.word)?, draw.reached.floor());
-    if let Some(slot) = shard.find_or_make(key, start, full, idle) {
-        let word = shard.word(slot);
-        return go_on(Some(word), settled(word)?);
+
+    #[cold]
+    fn make(
+        buckets: &'a Buckets,
+        mut shard: WriteShard<'a>,
+        key: Key,
+        reached: Reached<'_>,
+        now: u64,
+    ) -> Result<Self, Moved> {
+        let own = &buckets.word;
+        let idle = buckets.bucket.reached(now.saturating_sub(IDLE)).floor();
+        let (start, full) = (settled(own)?, reached.floor());
+        if let Some(slot) = shard.find_or_make(key, start, full, idle) {
+            return Ok(Self::Made(shard, slot));
+        }
+        if buckets.pooled.load(Ordering::Relaxed) == 0 {
+            buckets.pooled.store(POOLED, Ordering::Relaxed);
+        }
+        // A caller with an old reading may be here because its bucket was dropped.
+        let horizon = shard.start(0);
+        let lift = |state| (state < horizon).then_some((horizon, horizon));
+        // Who finds it as high has nothing to do.
+        let (Ok(_) | Err(_)) = swap(own, settled(own)?, lift)?;
+        Ok(Self::Pooled(shard, own))
     }
-    // Without a place of its own it draws from the bucket for all of those. Its shard is still held, so
-    // that it cannot get one in the meantime, from a state that does not have this charge in it.
-    if buckets.pooled.load(Ordering::Relaxed) == 0 {
-        buckets.pooled.store(POOLED, Ordering::Relaxed);
+
+    #[inline]
+    fn word(&self) -> Option<&AtomicU64> {
+        match self {
+            Self::One(word) | Self::Pooled(_, word) => Some(word),
+            Self::Known(shard, slot) => Some(shard.word(*slot)),
+            Self::Made(shard, slot) => Some(shard.word(*slot)),
+            Self::Nowhere(_) => None,
+        }
     }
-    // A caller with an old reading may be here because its bucket was dropped.
-    let (horizon, own) = (shard.start(0), &buckets.word);
-    let lift = |state| (state < horizon).then_some((horizon, horizon));
-    let (Ok((_, state)) | Err(state)) = swap(own, settled(own)?, lift)?;
-    go_on(Some(own), state)
+
+    #[inline]
+    fn seen<'s>(&'s self, draw: &Draw<'s>) -> Result<Seen<'s>, Moved> {
+        let word = self.word();
+        Ok(Seen {
+            word,
+            bucket: draw.bucket,
+            reached: draw.reached,
+            price: draw.price,
+            state: match self {
+                Self::Nowhere(state) => *state,
+                _ => word.map_or(Err(Moved), settled)?,
+            },
+            floor: draw.floor,
+        })
+    }
 }
 
 /// A bucket and the state in which it was seen last.
