@@ -10,6 +10,7 @@
 )]
 
 use std::fs;
+use std::hash::Hasher;
 use std::hint::spin_loop;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -23,8 +24,10 @@ use memmap2::{MmapOptions, MmapRaw};
 use portable_atomic::AtomicU128;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
+use siphasher::sip::SipHasher13;
 
-use super::cells::{self, Cell, EDITIONS, Word};
+use super::cells::{self, Cell, EDITIONS, Stamped, Word};
+use super::counts;
 use super::url::Url;
 use crate::ConfigError;
 use crate::bucket::Bucket;
@@ -39,6 +42,9 @@ pub(super) const VERSION: u64 = 1;
 /// stopped.
 const PATIENCE: Duration = Duration::from_millis(250);
 const MORE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For calls while it is known that it cannot be had.
+const LESS_PATIENCE: Duration = Duration::from_millis(1);
 
 /// How often to try before each nap, and for how long to sleep.
 const SPINS: u32 = 64;
@@ -55,6 +61,8 @@ pub(super) struct Header {
     boot: [AtomicU64; 2],
     /// What keys are made with.
     pub(super) secret: [AtomicU64; 2],
+    /// Of all above but the boot, none of which change.
+    pub(super) sum: AtomicU64,
     /// How many editions there are.
     pub(super) editions: AtomicU64,
     /// How many stamps were given.
@@ -89,6 +97,8 @@ pub(super) struct Edition {
     pub(super) tokens: AtomicU64,
     pub(super) nanos: [AtomicU64; 2],
     pub(super) burst: AtomicU64,
+    /// Of the numbers from `first` on.
+    pub(super) sum: AtomicU64,
     /// For people: see [`Label`](super::label::Label).
     pub(super) label: [AtomicU64; LABEL],
 }
@@ -131,6 +141,7 @@ pub(super) struct File {
     met: boxcar::Vec<(usize, Bucket)>,
     told_unlinked: AtomicBool,
     told_unlockable: AtomicBool,
+    told_damaged: AtomicBool,
 }
 
 impl File {
@@ -174,14 +185,9 @@ impl File {
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(None),
-            Err(Errno::LOOP) => return Err(Refused::new("a regular file", "a symbolic link")),
-            Err(error) => return Err(Refused::failed("to open it for reading and writing", error)),
+            Err(error) => return Err(unopened(error)),
         };
-        let found =
-            rustix::fs::fstat(&file).map_err(|error| Refused::failed("to look at it", error))?;
-        if !rustix::fs::FileType::from_raw_mode(found.st_mode).is_file() {
-            return Err(Refused::new("a regular file", "something else"));
-        }
+        let found = look(&file)?;
         let user = rustix::process::geteuid().as_raw();
         if found.st_uid != user {
             let allowed = format!("owned by this process's user ({user})");
@@ -194,11 +200,7 @@ impl File {
         if mode != 0o600 {
             return Err(Refused::new("of mode 0600", format!("{mode:04o}")));
         }
-        let length = usize::try_from(found.st_size).unwrap_or(0);
-        if length < CELLS_AT {
-            let allowed = format!("a store of callgate: at least {CELLS_AT} bytes");
-            return Err(Refused::new(allowed, format!("{length} bytes")));
-        }
+        let length = length(&found)?;
         let file = Self::map(file, length, path)?;
         file.check(length)?;
         Ok(Some(file))
@@ -216,13 +218,32 @@ impl File {
             met: boxcar::Vec::new(),
             told_unlinked: AtomicBool::new(false),
             told_unlockable: AtomicBool::new(false),
+            told_damaged: AtomicBool::new(false),
         })
     }
 
     fn check(&self, length: usize) -> Result<(), Refused> {
         let header = self.header();
         let words = [&header.magic, &header.version, &header.size, &header.slots];
-        check(words.map(|word| word.load(Ordering::Relaxed)), length)
+        check(words.map(|word| word.load(Ordering::Relaxed)), length)?;
+        let sum = self.header().sum.load(Ordering::Relaxed);
+        let editions = self.header().editions.load(Ordering::Acquire);
+        if sum != self.header().summed() || !(1..=EDITIONS as u64).contains(&editions) {
+            return Err(Refused::damaged());
+        }
+        Ok(())
+    }
+
+    /// The number that the next edition has, if all there are hold what was written there. Under the lock.
+    pub(super) fn next_edition(&self) -> Result<usize, Refused> {
+        self.check(self.map.len())?;
+        let next = self.header().editions.load(Ordering::Acquire);
+        let next = usize::try_from(next).unwrap_or(EDITIONS);
+        let mut known = self.editions()[1..next].iter();
+        if known.any(|edition| edition.bucket().is_none()) {
+            return Err(Refused::damaged());
+        }
+        Ok(next)
     }
 
     /// Makes the file; none where somebody else was faster.
@@ -280,6 +301,7 @@ impl File {
         for (word, value) in words {
             word.store(value, Ordering::Relaxed);
         }
+        header.sum.store(header.summed(), Ordering::Relaxed);
         Ok((file, held))
     }
 
@@ -297,6 +319,36 @@ impl File {
         link(&nameless, &beside)
             .and_then(|()| rustix::fs::rename(&beside, &url.path))
             .map_err(|error| Refused::failed("to replace it, which is from another boot", error))
+    }
+
+    /// Removes the file at a path, unless processes use it; by `force` even then. Those that use it.
+    pub(super) fn remove(path: &Path, force: bool) -> Result<Vec<u64>, Refused> {
+        let none = || Refused::new("a file that exists", "none");
+        let file = Self::open_existing(path)?.ok_or_else(none)?;
+        // Nobody comes to use it in the meantime.
+        let _locked = match file.lock_patiently() {
+            Err(refused) if !force => return Err(refused),
+            locked => locked.ok(),
+        };
+        if !file.is_at(path) {
+            return Err(Refused::new(
+                "a file that stays",
+                "one that others replaced",
+            ));
+        }
+        let users = counts::users(&file);
+        if users.is_empty() || force {
+            rustix::fs::unlink(path).map_err(|error| Refused::failed("to remove it", error))?;
+            return Ok(users);
+        }
+        let numbers: Vec<_> = users.iter().map(u64::to_string).collect();
+        let noun = if users.len() == 1 {
+            "process"
+        } else {
+            "processes"
+        };
+        let found = format!("one that is used by {noun} {}", numbers.join(", "));
+        Err(Refused::new("one that no process uses", found))
     }
 
     /// Whether this file has this name.
@@ -372,14 +424,18 @@ impl File {
 
     /// A stamp that nobody was given before. Under the lock.
     pub(super) fn stamp(&self, edition: usize) -> u64 {
-        let number = self.header().stamps.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self
+            .header()
+            .stamps
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
         cells::stamp(number, edition)
     }
 
     /// Locks it for a moment, for a call; none where that takes too long.
     pub(super) fn lock(&self) -> Option<Locked<'_>> {
-        let locked = self.lock_within(PATIENCE);
         let told = self.told_unlockable.load(Ordering::Relaxed);
+        let locked = self.lock_within(if told { LESS_PATIENCE } else { PATIENCE });
         if told != locked.is_err() {
             self.tell(locked.as_ref().err());
         }
@@ -399,6 +455,18 @@ impl File {
             ),
             None if told => log::warn!("store '{path}' can be locked again"),
             _ => {}
+        }
+    }
+
+    /// Says once that a bucket cannot be read.
+    #[cold]
+    pub(super) fn tell_damaged(&self) {
+        if !self.told_damaged.swap(true, Ordering::Relaxed) {
+            log::error!(
+                "store '{}' is damaged: calls are refused whose buckets cannot be read. Remove it and restart the \
+                 processes that use it",
+                self.path().display()
+            );
         }
     }
 
@@ -449,8 +517,21 @@ impl File {
     }
 }
 
+impl Header {
+    fn summed(&self) -> u64 {
+        let [one, other] = pair(&self.secret);
+        let words = [&self.magic, &self.version, &self.size, &self.slots];
+        let [magic, version, size, slots] = words.map(|word| word.load(Ordering::Relaxed));
+        sum(&[magic, version, size, slots, one, other])
+    }
+}
+
 impl Edition {
+    /// Its arithmetic, if it holds what was written there.
     pub(super) fn bucket(&self) -> Option<Bucket> {
+        if self.sum.load(Ordering::Relaxed) != self.summed() {
+            return None;
+        }
         let [low, high] = pair(&self.nanos).map(u128::from);
         let (tokens, burst) = (&self.tokens, &self.burst);
         let [tokens, burst] = [tokens, burst].map(|word| word.load(Ordering::Relaxed));
@@ -465,6 +546,32 @@ impl Edition {
         self.nanos[1].store(high, Ordering::Relaxed);
         self.burst.store(burst, Ordering::Relaxed);
     }
+
+    /// Says that all its numbers are there.
+    pub(super) fn seal(&self) {
+        self.sum.store(self.summed(), Ordering::Relaxed);
+    }
+
+    fn summed(&self) -> u64 {
+        let words = [
+            &self.first,
+            &self.named,
+            &self.identity[0],
+            &self.identity[1],
+            &self.tokens,
+            &self.nanos[0],
+            &self.nanos[1],
+            &self.burst,
+        ];
+        sum(&words.map(|word| word.load(Ordering::Relaxed)))
+    }
+}
+
+/// Differs, most likely, where a word does: what is damaged by accident is refused and not guessed at.
+pub(super) fn sum(words: &[u64]) -> u64 {
+    let mut hasher = SipHasher13::new();
+    words.iter().for_each(|&word| hasher.write_u64(word));
+    hasher.finish()
 }
 
 /// What may be in the file: atomics only.
@@ -488,15 +595,21 @@ impl Locked<'_> {
         word.store(freezing.into(), Ordering::SeqCst);
     }
 
+    /// What a word holds, which nobody has frozen but who has the lock.
+    pub(super) fn thawed(&self, word: &Word) -> Stamped {
+        let seen = word.load();
+        if seen.is_frozen() {
+            word.store(seen.thawed());
+        }
+        seen.thawed()
+    }
+
     #[cold]
     fn thaw_all(&self) {
         let cells = self.0.cells().iter().map(|cell| &cell.word);
         let own = self.0.editions().iter().map(|edition| &edition.own);
         for word in cells.chain(own) {
-            let seen = word.load();
-            if seen.is_frozen() {
-                word.store(seen.thawed());
-            }
+            self.thawed(word);
         }
         self.freezing(false);
     }
@@ -680,6 +793,35 @@ impl Waiting {
     }
 }
 
+/// Why a file was not opened.
+pub(super) fn unopened(error: Errno) -> Refused {
+    match error {
+        Errno::LOOP => Refused::new("a regular file", "a symbolic link"),
+        Errno::NOENT => Refused::new("a file that exists", "none"),
+        error => Refused::failed("to open it", error),
+    }
+}
+
+/// What is known of a regular file.
+pub(super) fn look(file: &OwnedFd) -> Result<Stat, Refused> {
+    let found = rustix::fs::fstat(file).map_err(|error| Refused::failed("to look at it", error))?;
+    if rustix::fs::FileType::from_raw_mode(found.st_mode).is_file() {
+        Ok(found)
+    } else {
+        Err(Refused::new("a regular file", "something else"))
+    }
+}
+
+/// The length of a file that is as long as a store at least.
+pub(super) fn length(found: &Stat) -> Result<usize, Refused> {
+    let length = usize::try_from(found.st_size).unwrap_or(0);
+    if length < CELLS_AT {
+        let allowed = format!("a store of callgate: at least {CELLS_AT} bytes");
+        return Err(Refused::new(allowed, format!("{length} bytes")));
+    }
+    Ok(length)
+}
+
 /// Whether a file of this length begins as a store does.
 pub(super) fn check([magic, version, said, slots]: [u64; 4], length: usize) -> Result<(), Refused> {
     if magic != MAGIC {
@@ -743,6 +885,13 @@ impl Refused {
     pub(super) fn new(allowed: impl Into<String>, found: impl Into<String>) -> Self {
         let (allowed, found) = (allowed.into(), found.into());
         Self { allowed, found }
+    }
+
+    fn damaged() -> Self {
+        Self::new(
+            "a store that holds what was written there",
+            "a damaged one (remove it to start anew)",
+        )
     }
 
     pub(super) fn failed(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
