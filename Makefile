@@ -44,6 +44,11 @@ demo: $(VENV)/.demo $(EXTENSION) ## run the Agent Framework example, with no mod
 .PHONY: test
 test: redis-server $(VENV)/.test $(EXTENSION) $(OLD_FRAMEWORKS:%=$(VENV)/af-%/.callgate) ## run every test
 	cargo test --locked --quiet --features callgate/redis
+	@if unshare --mount --time true 2>/dev/null; then \
+	    cargo test --locked --quiet --features callgate/redis --test shared -- --ignored as_root; \
+	else \
+	    echo "NOT RUN, as they need root: the tests of a full disk and of a time namespace"; \
+	fi
 	RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p callgate --release --lib \
 	    --target-dir target/loom loom
 	@for version in $(OLD_FRAMEWORKS); do \

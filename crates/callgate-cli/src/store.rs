@@ -1,13 +1,12 @@
 //! `callgate store`: looks into a store in shared memory, and removes it.
 
 use std::fmt::Write;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 
+use callgate::Inspection;
 use clap::{Args, Subcommand};
 
 use crate::Outcome;
-use crate::stores::{Store, Target, Wanted};
+use crate::stores::{Target, Wanted};
 use crate::table::shown;
 use crate::top::report;
 
@@ -68,17 +67,11 @@ fn inspect(target: &Target, json: bool) -> Result<String, String> {
 
 fn remove(target: &Target, force: bool) -> Result<String, String> {
     let store = target.look()?;
-    let shown = shown(&store.path);
-    let failed = |error: std::io::Error| format!("'{shown}' cannot be removed: {error}");
-    let owner = fs::symlink_metadata(&store.path).map_err(failed)?.uid();
-    let user = rustix::process::geteuid().as_raw();
-    if owner != user {
-        return Err(format!("'{shown}' is user {owner}'s, not yours ({user})"));
-    }
     if !force && !store.processes.is_empty() {
         return Err(format!(
-            "'{shown}' is in use by {}: stop {} first, or give --force",
-            processes(&store),
+            "'{}' is in use by {}: stop {} first, or give --force",
+            shown(&store.path),
+            numbered(store.processes.iter().map(|row| row.pid).collect()),
             if store.process_count() == 1 {
                 "it"
             } else {
@@ -86,20 +79,19 @@ fn remove(target: &Target, force: bool) -> Result<String, String> {
             },
         ));
     }
-    fs::remove_file(&store.path).map_err(failed)?;
+    let users = Inspection::remove(&target.store, force).map_err(|error| error.to_string())?;
     let mut said = format!("removed {}\n", report::heading(&store));
-    if !store.processes.is_empty() {
-        let _ = writeln!(said, "still in use by {}", processes(&store));
+    if !users.is_empty() {
+        let _ = writeln!(said, "still in use by {}", numbered(users));
     }
     Ok(said)
 }
 
-/// Those that use a store, by number.
-fn processes(store: &Store) -> String {
-    let mut processes: Vec<_> = store.processes.iter().map(|row| row.pid).collect();
-    processes.sort_unstable();
-    processes.dedup();
-    let numbers: Vec<_> = processes.iter().map(u64::to_string).collect();
+/// Processes, by their numbers.
+fn numbered(mut numbers: Vec<u64>) -> String {
+    numbers.sort_unstable();
+    numbers.dedup();
+    let numbers: Vec<_> = numbers.iter().map(u64::to_string).collect();
     let noun = if numbers.len() == 1 {
         "process"
     } else {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,9 +14,8 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) given: String,
-    url: String,
-    /// The file, where that was given and not what it is called in configurations.
-    file: Option<PathBuf>,
+    /// The same, from the root on.
+    pub(crate) store: String,
 }
 
 /// One bucket among many, by the fields of a call.
@@ -80,6 +79,9 @@ pub(crate) struct Process {
     pub(crate) counts: Counts,
     #[serde(skip)]
     pub(crate) at: usize,
+    /// When it was started, and whether its number is of this namespace: tells those of one number.
+    #[serde(skip)]
+    pub(crate) life: (u64, bool),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -103,13 +105,12 @@ impl FromStr for Target {
     type Err = String;
 
     fn from_str(given: &str) -> Result<Self, String> {
-        let target = |url, file| Self {
+        let target = |store| Self {
             given: given.to_owned(),
-            url,
-            file,
+            store,
         };
         if given.starts_with("shm:") {
-            return Ok(target(given.to_owned(), None));
+            return Ok(target(given.to_owned()));
         }
         if given.contains('?') {
             return Err(
@@ -118,28 +119,14 @@ impl FromStr for Target {
         }
         let path = std::path::absolute(given).map_err(|error| error.to_string())?;
         let path = path.to_str().ok_or("a store's path is UTF-8")?;
-        let layout = path.rsplit_once(".v").filter(|(_, layout)| {
-            !layout.is_empty() && layout.bytes().all(|byte| byte.is_ascii_digit())
-        });
-        Ok(match layout {
-            Some((name, _)) => target(format!("shm:{name}"), Some(path.into())),
-            None => target(format!("shm:{path}"), None),
-        })
+        Ok(target(path.to_owned()))
     }
 }
 
 impl Target {
     /// Looks into it, which changes nothing.
     pub(crate) fn inspect(&self) -> Result<Inspection, String> {
-        let inspection = Inspection::open(&self.url).map_err(|error| error.to_string())?;
-        match &self.file {
-            Some(file) if file != inspection.path() => Err(format!(
-                "'{}' is of another layout than this version of callgate has: '{}'",
-                file.display(),
-                inspection.path().display()
-            )),
-            _ => Ok(inspection),
-        }
+        Inspection::open(&self.store).map_err(|error| error.to_string())
     }
 
     /// Looks into it, but for the buckets.
@@ -221,19 +208,20 @@ impl Store {
                 rejected: row.rejected,
                 waiting: row.waiting,
             };
-            store.count(row.process, row.limit, counts);
+            store.count((row.process, row.started, row.is_here), row.limit, counts);
         }
         store.inspection = Some(inspection);
         store
     }
 
     /// Adds what a process counts: to its sum, since it may have several limiters, and to the limit's.
-    fn count(&mut self, pid: u64, at: usize, counts: Counts) {
+    fn count(&mut self, (pid, started, is_here): (u64, u64, bool), at: usize, counts: Counts) {
         let Some(limit) = self.limits.get_mut(at) else {
             return;
         };
         limit.counts.add(counts);
-        let is_known = |known: &&mut Process| known.pid == pid && known.at == at;
+        let life = (started, is_here);
+        let is_known = |known: &&mut Process| (known.pid, known.life, known.at) == (pid, life, at);
         if let Some(known) = self.processes.iter_mut().find(is_known) {
             known.counts.add(counts);
         } else {
@@ -244,6 +232,7 @@ impl Store {
                 burst: limit.burst,
                 counts,
                 at,
+                life,
             });
         }
     }
@@ -261,7 +250,8 @@ impl Store {
 
     /// How many processes there are: each has a row a limit.
     pub(crate) fn process_count(&self) -> usize {
-        let mut processes: Vec<_> = self.processes.iter().map(|row| row.pid).collect();
+        let rows = self.processes.iter();
+        let mut processes: Vec<_> = rows.map(|row| (row.pid, row.life)).collect();
         processes.sort_unstable();
         processes.dedup();
         processes.len()

@@ -640,6 +640,7 @@ impl Counter<'_, '_, '_> {
         line.wait(turn.arrival, waiting, self.wakes);
         turn.place.get_or_insert_with(|| Place {
             lines: Arc::clone(lines),
+            buckets: self.asked.limits[place].buckets.clone(),
             key,
             arrival: turn.arrival,
             is_left: false,

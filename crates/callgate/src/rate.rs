@@ -145,7 +145,8 @@ impl Rate {
     /// The rate of such a fraction, if it is one.
     #[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
     pub(crate) fn of((tokens, nanos): (u64, u128)) -> Option<Self> {
-        (tokens > 0 && nanos > 0).then_some(Self { tokens, nanos })
+        let is_one = tokens > 0 && (1..10_u128.pow(37)).contains(&nanos);
+        is_one.then_some(Self { tokens, nanos })
     }
 
     /// The fraction: so many tokens in so many nanoseconds, in lowest terms.

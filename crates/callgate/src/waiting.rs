@@ -23,7 +23,7 @@ use loom::sync::{Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
-use crate::store::Key;
+use crate::store::{self, Key};
 
 /// How long a turn is kept for somebody who does not come, in nanoseconds: 50 ms.
 pub(crate) const CLAIM: u64 = 50_000_000;
@@ -506,6 +506,8 @@ impl Waiting {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) lines: Arc<Lines>,
+    /// What they wait for.
+    pub(crate) buckets: store::Buckets,
     pub(crate) key: Option<Key>,
     pub(crate) arrival: u64,
     /// Whether it was given up before.
@@ -520,6 +522,7 @@ impl Drop for Place {
         let mut wakes = Wakes::default();
         let mut buckets = self.lines.lock(&mut wakes);
         buckets.leave(self.key, self.arrival, Left::Gone, &mut wakes);
+        self.buckets.count_waiting(buckets.waiting());
         drop(buckets);
     }
 }

@@ -9,10 +9,11 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use callgate::{Call, Decision, Inspection, Limit, Limiter, Reason};
+use callgate::{Call, Decision, Inspection, Limit, Limiter, Reason, Turn};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
@@ -297,14 +298,15 @@ fn r21_processes_that_are_killed_leave_a_table_that_is_right() {
             }
         }
         assert!(
-            asked.elapsed() < Duration::from_secs(3),
-            "round {round}: three calls"
+            asked.elapsed() < Duration::from_secs(1),
+            "round {round}: three calls took {:?}",
+            asked.elapsed()
         );
     }
     drop(processes);
     drop(witness);
     // On a machine that is busy with other things, whoever has the lock may not run for 250 ms.
-    assert!(unasked <= 20, "{unasked} of 600 calls were not decided");
+    assert!(unasked <= 2, "{unasked} of 600 calls were not decided");
     let inspection = Inspection::open(&place.url).expect("a store");
     assert_eq!(inspection.processes(), [], "rows of the dead");
     assert!(inspection.used() <= inspection.slots());
@@ -447,6 +449,72 @@ fn a_file_that_is_not_right_is_refused_by_name() {
     }
 }
 
+/// What comes of a file with other bytes in it: none of the calls is to hang, to fail, or to be admitted for ever.
+#[test]
+fn r21_whatever_bytes_are_in_the_file_calls_are_decided() {
+    // The header, the first editions, rows and cells: where each begins and how many bytes of it are used.
+    let header = (0, 120);
+    let editions = (4096 + 256, 5 * 256);
+    let rows = (4096 + 4096 * 256, 8 * 64);
+    let cells = (4096 + 4096 * 256 + 1024 * 64, 64 * 32);
+    let mut random = Random(3);
+    for round in 0..2000 {
+        let place = Place::with_slots(64);
+        let (limiter, other) = (spoiled(&place.url, 3), spoiled(&place.url, 5));
+        let ask = |limiter: &Limiter| {
+            let tenants = ["a", "b", "c"].iter();
+            let calls = ["one", "each", "both", "any"].iter();
+            let all = calls.flat_map(|tool| {
+                let calls = tenants.clone();
+                calls.map(|tenant| Call::new(tool).field("tenant", tenant))
+            });
+            all.map(|call| taken(limiter, &call)).sum::<u64>()
+        };
+        let mut admitted = ask(&limiter);
+        let (at, length) = [header, editions, rows, cells][round % 4];
+        let mut bytes = vec![0; 1 << random.below(6)];
+        let kind = random.below(4);
+        for byte in &mut bytes {
+            *byte = [
+                0,
+                255,
+                128,
+                u8::try_from(random.below(256)).expect("a byte"),
+            ][kind];
+        }
+        place.overwrite((at + random.below(length)) as u64, &bytes);
+        for limiter in [&limiter, &other] {
+            admitted += (0..20).map(|_| ask(limiter)).sum::<u64>();
+            let _ = limiter.pause("any", Duration::from_millis(1), None);
+            let _ = limiter.snapshot();
+        }
+        // The bursts of all buckets, twice, and once more for each bucket of whom nothing is known.
+        assert!(admitted <= 400, "round {round}: {admitted}");
+        if let Ok(inspection) = Inspection::open(&place.url) {
+            inspection.buckets().for_each(drop);
+            let _ = inspection.bucket("each", &Call::new("each").field("tenant", "a"));
+            drop(format!("{inspection:?}"));
+        }
+        let limits = || Limiter::builder().limit("one", Limit::per_day(2).burst(2));
+        let _ = limiter.reload(limits());
+        let _ = limits().store(&place.url).build();
+    }
+}
+
+/// Limits of each kind: all of one bucket, split, and both of these at once.
+fn spoiled(url: &str, burst: u64) -> Limiter {
+    let limit = || Limit::per_day(1).burst(burst);
+    Limiter::builder()
+        .limit("one", limit())
+        .limit("each", limit().per(["tenant"]))
+        .limit("both, each", limit().tools(["both"]).per(["tenant"]))
+        .limit("both, all", limit().tools(["both"]))
+        .default_limit(limit())
+        .store(url)
+        .build()
+        .expect("a store")
+}
+
 #[test]
 fn a_url_that_is_wrong_says_what_is_allowed() {
     for (url, why) in [
@@ -544,17 +612,14 @@ fn a_store_that_is_removed_goes_on_for_those_who_have_it() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_told_when_the_store_is_made() {
-    // Who may not mount cannot have a small disk.
+#[ignore = "needs root, to mount a small disk: make test runs it"]
+fn as_root_a_disk_that_is_full_is_told_when_the_store_is_made() {
     let folder = tempfile::tempdir().expect("a folder");
     let mount = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
         .arg(folder.path())
-        .stderr(Stdio::null())
         .status();
-    if !mount.is_ok_and(|status| status.success()) {
-        return;
-    }
+    assert!(mount.is_ok_and(|status| status.success()), "mounted");
     let url = format!("shm:{}/quota", folder.path().display());
     let built = Limiter::builder()
         .limit("search", Limit::per_second(1))
@@ -569,7 +634,8 @@ fn a_disk_that_is_full_is_told_when_the_store_is_made() {
 }
 
 #[test]
-fn a_time_namespace_does_not_change_the_time() {
+#[ignore = "needs root, to have another time: make test runs it"]
+fn as_root_a_time_namespace_does_not_change_the_time() {
     let place = Place::new();
     let limit = || Limit::per_hour(60).burst(BURST);
     let here = limiter(&place.url, "search", limit());
@@ -579,7 +645,7 @@ fn a_time_namespace_does_not_change_the_time() {
             .sum::<u64>(),
         BURST
     );
-    // A day ahead; who may not have such a namespace does not.
+    // A day ahead.
     let told = format!("hour {} 0", place.url);
     let output = Command::new("unshare")
         .args(["--time", "--boottime", "86400", "--fork", "--"])
@@ -593,12 +659,9 @@ fn a_time_namespace_does_not_change_the_time() {
         ])
         .env(TOLD, told)
         .output();
-    let Ok(output) = output else { return };
+    let output = output.expect("unshare");
     let said = String::from_utf8_lossy(&output.stdout);
-    if said.is_empty() {
-        return;
-    }
-    assert!(said.contains("counted 0"), "{said}");
+    assert!(said.contains("counted 0"), "{output:?}");
 }
 
 #[test]
@@ -662,6 +725,28 @@ fn a_limit_that_other_fields_split_starts_as_the_emptiest() {
     let again = of(&["tenant"]);
     let other = Call::new("search").field("tenant", "other");
     assert_eq!(taken(&again, &call) + taken(&again, &other), 0);
+}
+
+#[test]
+fn who_gives_up_waiting_is_not_counted_as_waiting() {
+    let place = Place::new();
+    let limit = Limit::per_second(1).max_wait(Duration::from_secs(60));
+    let limiter = limiter(&place.url, "search", limit);
+    let call = Call::new("search");
+    assert_eq!(taken(&limiter, &call), 1);
+    let waiting = || {
+        let inspection = Inspection::open(&place.url).expect("a store");
+        inspection.processes()[0].waiting
+    };
+    let mut turn = Turn::default();
+    assert!(
+        limiter
+            .poll_acquire(&call, &mut turn, Waker::noop())
+            .is_pending()
+    );
+    assert_eq!(waiting(), 1);
+    drop(turn);
+    assert_eq!(waiting(), 0);
 }
 
 /// Numbers for pauses; the same in each run.

@@ -18,7 +18,7 @@ mod tests;
 mod time;
 mod url;
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::hash::Hasher;
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -60,11 +60,30 @@ enum Unsettled {
     Busy,
     /// The clock is to be read again first.
     Stale,
+    /// The file does not hold what was written there.
+    Damaged,
 }
 
+/// States of other editions, and where they were seen.
+type Met = SmallVec<[(*const Word, Stamped); 4]>;
+
 thread_local! {
-    /// A state of another edition that this thread has seen, and where: before it read the clock.
-    static FOREIGN: Cell<Option<(*const Word, Stamped)>> = const { Cell::new(None) };
+    /// Those that this thread's last draw met: before it read the clock again.
+    static MET: RefCell<Met> = const { RefCell::new(SmallVec::new_const()) };
+}
+
+/// When a call is decided.
+struct Moment {
+    now: u64,
+    /// What the thread had seen before it read the clock.
+    met: Met,
+}
+
+impl Moment {
+    fn new(now: u64) -> Self {
+        let met = MET.take();
+        Self { now, met }
+    }
 }
 
 /// Whether this may come after `shm:`; opens nothing.
@@ -116,8 +135,9 @@ impl Store {
         let locked = locked.map_err(|refused| refused.of(file.path()))?;
         let identity = self.identity(name, per);
         let named = self.named(name);
-        let known = usize::try_from(file.header().editions.load(Ordering::Acquire));
-        let known = known.unwrap_or(EDITIONS).min(EDITIONS);
+        let known = file
+            .next_edition()
+            .map_err(|refused| refused.of(file.path()))?;
         let editions = file.editions()[..known].iter().enumerate();
         let mine = || {
             let mine = editions
@@ -175,6 +195,7 @@ impl Store {
         edition.identity[1].store(identity[1], Ordering::Relaxed);
         let place = first.unwrap_or(number) as u64;
         edition.first.store(place, Ordering::Relaxed);
+        edition.seal();
         label.write(&edition.label);
         if first.is_none() {
             let stamp = self.file.stamp(number);
@@ -296,26 +317,24 @@ impl Buckets {
     /// A reading of the clock that is older than the state will not do: what was drawn in between would have
     /// the time since that reading to come back in, at a rate that may be higher. So a thread that meets a state of
     /// another edition reads the clock again, and carries the state if it is still the same.
-    fn carried_now(&self, word: &Word, seen: Stamped, now: u64) -> Result<Stamped, Unsettled> {
-        let carried = self.carried(seen, now).ok_or(Unsettled::Busy)?;
-        let met = Some((std::ptr::from_ref(word), seen));
-        if carried == seen || FOREIGN.replace(met) == met {
-            Ok(carried)
-        } else {
-            Err(Unsettled::Stale)
+    fn carried_at(&self, word: &Word, seen: Stamped, at: &Moment) -> Result<Stamped, Unsettled> {
+        let carried = self.carried(seen, at.now).ok_or(Unsettled::Damaged)?;
+        let met = (std::ptr::from_ref(word), seen);
+        if carried == seen || at.met.contains(&met) {
+            return Ok(carried);
         }
+        MET.with_borrow_mut(|all| all.push(met));
+        Err(Unsettled::Stale)
     }
 
     /// What a call's bucket holds, or would if it had one; changes nothing.
     ///
-    /// Where somebody is changing it, that is what it holds before.
+    /// Where somebody is changing it, that is what it holds before. One that is still to be made may turn out to be
+    /// less full.
     pub(crate) fn look(&self, key: Option<Key>, now: u64) -> u64 {
         let known = key.and_then(|key| cells::find(self.file.cells(), self.key(key)));
-        match known {
-            Some((_, seen)) => self.state(seen, now),
-            None if key.is_some() => self.start(self.state(self.own().load(), now)),
-            None => self.state(self.own().load(), now),
-        }
+        let seen = known.map_or_else(|| self.own().load(), |(_, seen)| seen);
+        self.state(seen, now)
     }
 
     /// A state in this edition's units. One of an edition that nobody knows is empty for ever.
@@ -324,29 +343,35 @@ impl Buckets {
         carried.map_or(crate::bucket::MAX_STATE, |carried| carried.state)
     }
 
-    /// Where a bucket starts that is made now.
-    fn start(&self, own: u64) -> u64 {
+    /// No bucket gave up its cell at a later time. Under the lock.
+    fn horizon(&self) -> u64 {
         let horizon = self.file.header().horizon.load(Ordering::Acquire);
-        self.bucket.reached(horizon.min(MAX_NANOS)).floor().max(own)
+        horizon.min(MAX_NANOS)
     }
 
     /// What a cell holds, under this edition and once nobody has it frozen; none where it has become another
     /// key's.
-    fn settled(&self, word: &Word, first: Stamped, now: u64) -> Result<Option<Stamped>, Unsettled> {
+    fn settled(
+        &self,
+        word: &Word,
+        first: Stamped,
+        at: &Moment,
+    ) -> Result<Option<Stamped>, Unsettled> {
         let (mut seen, mut spins) = (first, 0);
         while seen.is_of(first) {
             if seen.is_frozen() {
                 spins += 1;
                 if spins < SPINS {
                     spin_loop();
+                    seen = word.load();
                 } else {
-                    // Whoever froze it is done, or has died and it is thawed now.
-                    drop(self.file.lock().ok_or(Unsettled::Busy)?);
+                    // Whoever froze it is done, or has died.
+                    let locked = self.file.lock().ok_or(Unsettled::Busy)?;
+                    seen = locked.thawed(word);
                 }
-                seen = word.load();
                 continue;
             }
-            let carried = self.carried_now(word, seen, now)?;
+            let carried = self.carried_at(word, seen, at)?;
             if carried == seen {
                 return Ok(Some(seen));
             }
@@ -358,29 +383,36 @@ impl Buckets {
         Ok(None)
     }
 
-    /// A call's bucket, made where it has none, frozen until it is written. Under the lock.
-    fn freeze(&self, key: Option<Key>, now: u64) -> Result<Frozen<'_>, Unsettled> {
-        let (word, floor) = self.find_or_make(key, now)?;
-        let mut seen = word.load();
+    /// A call's bucket, made where it has none, frozen until it is written.
+    fn freeze(
+        &self,
+        key: Option<Key>,
+        at: &Moment,
+        locked: &Locked<'_>,
+    ) -> Result<Frozen<'_>, Unsettled> {
+        let (word, floor) = self.find_or_make(key, at, locked)?;
         loop {
-            let carried = self.carried_now(word, seen, now)?;
-            match word.swap(seen, carried.frozen()) {
-                Ok(()) => {
-                    return Ok(Frozen {
-                        word,
-                        seen: carried,
-                        floor,
-                    });
-                }
-                Err(newer) => seen = newer,
+            let seen = locked.thawed(word);
+            let carried = self.carried_at(word, seen, at)?;
+            if word.swap(seen, carried.frozen()).is_ok() {
+                return Ok(Frozen {
+                    word,
+                    seen: carried,
+                    floor,
+                });
             }
         }
     }
 
-    /// A call's bucket, and what its state counts as at least. Under the lock.
+    /// A call's bucket, and what its state counts as at least.
     ///
     /// Where there is no room for one it is the one that all share who have none.
-    fn find_or_make(&self, key: Option<Key>, now: u64) -> Result<(&Word, u64), Unsettled> {
+    fn find_or_make(
+        &self,
+        key: Option<Key>,
+        at: &Moment,
+        locked: &Locked<'_>,
+    ) -> Result<(&Word, u64), Unsettled> {
         let own = self.own();
         let Some(key) = key.map(|key| self.key(key)) else {
             return Ok((own, 0));
@@ -389,18 +421,24 @@ impl Buckets {
         if let Some((word, _)) = cells::find(cells, key) {
             return Ok((word, 0));
         }
-        let pooled = self.carried_now(own, own.load().thawed(), now)?;
-        let state = self.start(pooled.state);
+        let horizon = self.horizon();
+        let full = self.bucket.reached(horizon).floor();
+        let pooled = self.carried_at(own, locked.thawed(own), at)?;
+        let state = full.max(pooled.state);
         let stamp = self.file.stamp(self.edition);
-        let first = Stamped { stamp, state };
-        if let Some(word) = self.insert(key, first, now) {
+        if let Some(word) = self.insert(key, Stamped { stamp, state }, at.now) {
             self.file.is_removed();
-            return Ok((word, 0));
+            // It may be full, but not at a time as old as the caller's.
+            return if horizon > at.now {
+                Err(Unsettled::Stale)
+            } else {
+                Ok((word, 0))
+            };
         }
         if self.pooled.load(Ordering::Relaxed) == 0 {
             self.pooled.store(memory::POOLED, Ordering::Relaxed);
         }
-        Ok((own, self.start(0)))
+        Ok((own, full))
     }
 
     /// Gives a key a cell, if there is room for it. Under the lock.
@@ -562,56 +600,43 @@ impl Buckets {
         if let Some((number, other)) = last {
             self.start_as_the_emptiest(number, &other.own, now);
         } else if self.own().load().edition() != self.edition {
-            let cells = self.file.cells().iter().map(|cell| &cell.word);
-            let mine = cells.filter(|word| self.is_of(self.first, word.load()));
-            mine.chain([self.own()])
-                .for_each(|word| self.convert(word, now));
+            self.lift_all(0, now);
         }
-        let next = 1 + all.iter().map(used).max().unwrap_or(0);
+        let latest = all.iter().map(used).max().unwrap_or(0);
+        let next = latest.saturating_add(1);
         self.shared().used.store(next, Ordering::Relaxed);
     }
 
-    fn convert(&self, word: &Word, now: &dyn Fn() -> u64) {
-        let first = word.load();
-        let mut seen = first;
-        while seen.is_of(first)
-            && let Some(carried) = self.carried(seen, now())
-            && let Err(newer) = word.swap(seen, carried)
-        {
-            seen = newer;
-        }
-    }
-
     /// As the emptiest of the buckets whose first edition has this number, or of those there were before.
+    ///
+    /// Whoever dies in between has made no bucket fuller, and the next one begins anew.
     fn start_as_the_emptiest(&self, other: usize, own: &Word, now: &dyn Fn() -> u64) {
-        let state = |seen| self.carried(seen, now()).map_or(0, |carried| carried.state);
-        let states = self.file.cells().iter().map(|cell| {
-            let seen = cell.word.load();
-            if self.is_of(self.first, seen) {
-                state(cells::take(cell))
-            } else if self.is_of(other, seen) {
-                state(seen)
-            } else {
-                0
-            }
+        let old = self.words_of(other).chain(self.words_of(self.first));
+        let states = old.chain([own]).map(|word| {
+            let seen = word.load();
+            self.carried(seen, now()).map_or(0, |carried| carried.state)
         });
-        let emptiest = states.chain([state(own.load())]).max();
-        self.lift(emptiest.unwrap_or(0), now);
+        self.lift_all(states.max().unwrap_or(0), now);
     }
 
-    /// Takes from the bucket that all share what is above this state.
-    fn lift(&self, least: u64, now: &dyn Fn() -> u64) {
-        let own = self.own();
-        loop {
-            let seen = own.load();
-            let Some(carried) = self.carried(seen, now()) else {
-                return;
-            };
-            let lifted = carried.with_state(carried.state.max(least));
-            if own.swap(seen, lifted).is_ok() {
-                return;
+    /// Puts all buckets under this edition, none fuller than this; the limit's own last, since it tells.
+    fn lift_all(&self, least: u64, now: &dyn Fn() -> u64) {
+        for word in self.words_of(self.first).chain([self.own()]) {
+            let first = word.load();
+            let mut seen = first;
+            while seen.is_of(first)
+                && let Some(carried) = self.carried(seen, now())
+                && let Err(newer) = word.swap(seen, carried.with_state(carried.state.max(least)))
+            {
+                seen = newer;
             }
         }
+    }
+
+    /// The buckets of keys, of the limit whose first edition has this number.
+    fn words_of(&self, first: usize) -> impl Iterator<Item = &Word> {
+        let words = self.file.cells().iter().map(|cell| &cell.word);
+        words.filter(move |word| self.is_of(first, word.load()))
     }
 }
 
@@ -655,19 +680,25 @@ pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
     if let Some(refused) = memory::refusal(&looked, now) {
         return Ok(refused);
     }
+    let at = Moment::new(now);
     let verdict = match draws {
-        [only] => draw_one(only, now),
+        [only] => draw_one(only, &at),
         _ => Ok(None),
     };
-    let verdict = verdict.and_then(|one| one.map_or_else(|| charge(draws, now), Ok));
+    let verdict = verdict.and_then(|one| one.map_or_else(|| charge(draws, &at), Ok));
     verdict.or_else(|unsettled| match unsettled {
-        Unsettled::Busy => Ok(Verdict::Unavailable),
         Unsettled::Stale => Err(Moved),
+        Unsettled::Busy => Ok(Verdict::Unavailable),
+        Unsettled::Damaged => {
+            let shared = draws.iter().find_map(Draw::shared);
+            shared.inspect(|buckets| buckets.file.tell_damaged());
+            Ok(Verdict::Unavailable)
+        }
     })
 }
 
 /// Draws from the only limit of a call; none where the call has no bucket there.
-fn draw_one(draw: &Draw<'_>, now: u64) -> Result<Option<Verdict>, Unsettled> {
+fn draw_one(draw: &Draw<'_>, at: &Moment) -> Result<Option<Verdict>, Unsettled> {
     let Some(buckets) = draw.shared() else {
         return Ok(None);
     };
@@ -679,21 +710,25 @@ fn draw_one(draw: &Draw<'_>, now: u64) -> Result<Option<Verdict>, Unsettled> {
         let Some((word, first)) = known else {
             return Ok(None);
         };
-        let Some(found) = buckets.settled(word, first, now)? else {
+        let Some(found) = buckets.settled(word, first, at)? else {
+            if draw.key().is_none() {
+                // Nobody ever takes this one away.
+                return Err(Unsettled::Damaged);
+            }
             continue;
         };
-        let at = seen(draw, found.state, 0);
-        let Some(next) = at.next() else {
-            return Ok(memory::refusal(&[at], now));
+        let found_there = seen(draw, found.state, 0);
+        let Some(next) = found_there.next() else {
+            return Ok(memory::refusal(&[found_there], at.now));
         };
         if word.swap(found, found.with_state(next)).is_ok() {
-            return Ok(Some(Verdict::Admitted(at.fill(next))));
+            return Ok(Some(Verdict::Admitted(found_there.fill(next))));
         }
     }
 }
 
 /// Freezes all buckets of a call, finds that all admit, and writes what follows.
-fn charge(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Unsettled> {
+fn charge(draws: &[Draw<'_>], at: &Moment) -> Result<Verdict, Unsettled> {
     let shared: SmallVec<[_; 4]> = draws.iter().filter_map(Draw::shared).collect();
     let file = shared.first().map(|buckets| &buckets.file);
     let locked = file.and_then(|file| file.lock()).ok_or(Unsettled::Busy)?;
@@ -701,19 +736,17 @@ fn charge(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Unsettled> {
     let mut frozen: SmallVec<[(Frozen<'_>, Seen<'_>); 4]> = SmallVec::new();
     let mut unsettled = None;
     for (draw, buckets) in draws.iter().zip(shared) {
-        match buckets.freeze(draw.key(), now) {
+        match buckets.freeze(draw.key(), at, &locked) {
             Ok(bucket) => {
                 let seen = seen(draw, bucket.seen.state, bucket.floor);
                 frozen.push((bucket, seen));
             }
-            Err(why) => {
-                unsettled = Some(why);
-                break;
-            }
+            // All that are stale are seen to at once, or two processes could undo each other's for ever.
+            Err(why) => unsettled = Some(why),
         }
     }
     let seen: SmallVec<[_; 4]> = frozen.iter().map(|(_, seen)| *seen).collect();
-    let refused = memory::refusal(&seen, now);
+    let refused = memory::refusal(&seen, at.now);
     let admits = unsettled.is_none() && refused.is_none();
     let mut tightest = None;
     for (bucket, seen) in &frozen {

@@ -237,12 +237,3 @@ fn insert_where(
     }
     None
 }
-
-/// Takes a cell from its key: what it held last. Under the lock.
-pub(super) fn take(cell: &Cell) -> Stamped {
-    let mut seen = cell.word.load();
-    while let Err(newer) = cell.word.swap(seen, Stamped::UNUSED) {
-        seen = newer;
-    }
-    seen
-}

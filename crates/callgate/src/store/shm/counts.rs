@@ -85,6 +85,17 @@ fn claim(file: &File, _locked: &Locked<'_>, edition: usize, me: Process) -> u64 
     forked | number as u64
 }
 
+/// The numbers of the processes that have rows, in order.
+pub(super) fn users(file: &File) -> Vec<u64> {
+    let me = Process::own();
+    let rows = file.rows().iter().map(Process::of);
+    let users = rows.filter(|process| process.number != 0 && !process.is_dead(&me));
+    let mut numbers: Vec<_> = users.map(|process| process.number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
 /// A process: its number, when it was started, and the namespace in which it has that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {

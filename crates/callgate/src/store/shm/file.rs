@@ -10,9 +10,10 @@
 )]
 
 use std::fs;
+use std::hash::Hasher;
 use std::hint::spin_loop;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,10 +22,12 @@ use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
 use portable_atomic::AtomicU128;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
+use siphasher::sip::SipHasher13;
 
-use super::cells::{self, Cell, EDITIONS, Word};
+use super::cells::{self, Cell, EDITIONS, Stamped, Word};
+use super::counts;
 use super::url::Url;
 use crate::ConfigError;
 use crate::bucket::Bucket;
@@ -40,8 +43,11 @@ pub(super) const VERSION: u64 = 1;
 const PATIENCE: Duration = Duration::from_millis(250);
 const MORE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often to try again before sleeping, and for how long to sleep.
-const SPINS: u32 = 128;
+/// For calls while it is known that it cannot be had.
+const LESS_PATIENCE: Duration = Duration::from_millis(1);
+
+/// How often to try before each nap, and for how long to sleep.
+const SPINS: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
 
 /// What comes before the editions.
@@ -55,6 +61,8 @@ pub(super) struct Header {
     boot: [AtomicU64; 2],
     /// What keys are made with.
     pub(super) secret: [AtomicU64; 2],
+    /// Of all above but the boot, none of which change.
+    pub(super) sum: AtomicU64,
     /// How many editions there are.
     pub(super) editions: AtomicU64,
     /// How many stamps were given.
@@ -89,6 +97,8 @@ pub(super) struct Edition {
     pub(super) tokens: AtomicU64,
     pub(super) nanos: [AtomicU64; 2],
     pub(super) burst: AtomicU64,
+    /// Of the numbers from `first` on.
+    pub(super) sum: AtomicU64,
     /// For people: see [`Label`](super::label::Label).
     pub(super) label: [AtomicU64; LABEL],
 }
@@ -126,12 +136,12 @@ const fn size(slots: usize) -> usize {
 pub(super) struct File {
     map: MmapRaw,
     slots: usize,
-    path: PathBuf,
     lock: Lock,
     /// The arithmetic of editions that were met. (No lock: a child may have been forked while it was held.)
     met: boxcar::Vec<(usize, Bucket)>,
     told_unlinked: AtomicBool,
-    told_busy: AtomicBool,
+    told_unlockable: AtomicBool,
+    told_damaged: AtomicBool,
 }
 
 impl File {
@@ -175,14 +185,9 @@ impl File {
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(None),
-            Err(Errno::LOOP) => return Err(Refused::new("a regular file", "a symbolic link")),
-            Err(error) => return Err(Refused::failed("to open it for reading and writing", error)),
+            Err(error) => return Err(unopened(error)),
         };
-        let found =
-            rustix::fs::fstat(&file).map_err(|error| Refused::failed("to look at it", error))?;
-        if !rustix::fs::FileType::from_raw_mode(found.st_mode).is_file() {
-            return Err(Refused::new("a regular file", "something else"));
-        }
+        let found = look(&file)?;
         let user = rustix::process::geteuid().as_raw();
         if found.st_uid != user {
             let allowed = format!("owned by this process's user ({user})");
@@ -195,11 +200,7 @@ impl File {
         if mode != 0o600 {
             return Err(Refused::new("of mode 0600", format!("{mode:04o}")));
         }
-        let length = usize::try_from(found.st_size).unwrap_or(0);
-        if length < CELLS_AT {
-            let allowed = format!("a store of callgate: at least {CELLS_AT} bytes");
-            return Err(Refused::new(allowed, format!("{length} bytes")));
-        }
+        let length = length(&found)?;
         let file = Self::map(file, length, path)?;
         file.check(length)?;
         Ok(Some(file))
@@ -213,18 +214,36 @@ impl File {
         Ok(Self {
             map,
             slots: (length - CELLS_AT) / size_of::<Cell>(),
-            path: path.to_owned(),
-            lock: Lock::new(file),
+            lock: Lock::new(file, path).map_err(|error| Refused::failed("to look at it", error))?,
             met: boxcar::Vec::new(),
             told_unlinked: AtomicBool::new(false),
-            told_busy: AtomicBool::new(false),
+            told_unlockable: AtomicBool::new(false),
+            told_damaged: AtomicBool::new(false),
         })
     }
 
     fn check(&self, length: usize) -> Result<(), Refused> {
         let header = self.header();
         let words = [&header.magic, &header.version, &header.size, &header.slots];
-        check(words.map(|word| word.load(Ordering::Relaxed)), length)
+        check(words.map(|word| word.load(Ordering::Relaxed)), length)?;
+        let sum = self.header().sum.load(Ordering::Relaxed);
+        let editions = self.header().editions.load(Ordering::Acquire);
+        if sum != self.header().summed() || !(1..=EDITIONS as u64).contains(&editions) {
+            return Err(Refused::damaged());
+        }
+        Ok(())
+    }
+
+    /// The number that the next edition has, if all there are hold what was written there. Under the lock.
+    pub(super) fn next_edition(&self) -> Result<usize, Refused> {
+        self.check(self.map.len())?;
+        let next = self.header().editions.load(Ordering::Acquire);
+        let next = usize::try_from(next).unwrap_or(EDITIONS);
+        let mut known = self.editions()[1..next].iter();
+        if known.any(|edition| edition.bucket().is_none()) {
+            return Err(Refused::damaged());
+        }
+        Ok(next)
     }
 
     /// Makes the file; none where somebody else was faster.
@@ -282,6 +301,7 @@ impl File {
         for (word, value) in words {
             word.store(value, Ordering::Relaxed);
         }
+        header.sum.store(header.summed(), Ordering::Relaxed);
         Ok((file, held))
     }
 
@@ -301,27 +321,53 @@ impl File {
             .map_err(|error| Refused::failed("to replace it, which is from another boot", error))
     }
 
+    /// Removes the file at a path, unless processes use it; by `force` even then. Those that use it.
+    pub(super) fn remove(path: &Path, force: bool) -> Result<Vec<u64>, Refused> {
+        let none = || Refused::new("a file that exists", "none");
+        let file = Self::open_existing(path)?.ok_or_else(none)?;
+        // Nobody comes to use it in the meantime.
+        let _locked = match file.lock_patiently() {
+            Err(refused) if !force => return Err(refused),
+            locked => locked.ok(),
+        };
+        if !file.is_at(path) {
+            return Err(Refused::new(
+                "a file that stays",
+                "one that others replaced",
+            ));
+        }
+        let users = counts::users(&file);
+        if users.is_empty() || force {
+            rustix::fs::unlink(path).map_err(|error| Refused::failed("to remove it", error))?;
+            return Ok(users);
+        }
+        let numbers: Vec<_> = users.iter().map(u64::to_string).collect();
+        let noun = if users.len() == 1 {
+            "process"
+        } else {
+            "processes"
+        };
+        let found = format!("one that is used by {noun} {}", numbers.join(", "));
+        Err(Refused::new("one that no process uses", found))
+    }
+
     /// Whether this file has this name.
     fn is_at(&self, path: &Path) -> bool {
-        let there = rustix::fs::lstat(path);
-        let here = self.lock.with_file(|file| rustix::fs::fstat(file));
-        match (here, there) {
-            (Some(Ok(here)), Ok(there)) => {
-                (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-            }
-            _ => false,
-        }
+        rustix::fs::lstat(path).is_ok_and(|found| self.lock.is_same(&found))
     }
 
     /// Says once if the file is gone that others would find.
     pub(super) fn is_removed(&self) -> bool {
-        let links = self.lock.with_file(|file| rustix::fs::fstat(file));
-        let removed = links.is_some_and(|found| found.is_ok_and(|found| found.st_nlink == 0));
+        let links = self
+            .lock
+            .file()
+            .and_then(|file| rustix::fs::fstat(file).ok());
+        let removed = links.is_some_and(|found| found.st_nlink == 0);
         if removed && !self.told_unlinked.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "store '{}' was removed: the processes that use it go on together, but those started from now \
                  on do not share its quotas",
-                self.path.display()
+                self.path().display()
             );
         }
         removed
@@ -332,7 +378,7 @@ impl File {
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        &self.lock.path
     }
 
     #[inline]
@@ -378,56 +424,87 @@ impl File {
 
     /// A stamp that nobody was given before. Under the lock.
     pub(super) fn stamp(&self, edition: usize) -> u64 {
-        let number = self.header().stamps.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self
+            .header()
+            .stamps
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
         cells::stamp(number, edition)
     }
 
     /// Locks it for a moment, for a call; none where that takes too long.
     pub(super) fn lock(&self) -> Option<Locked<'_>> {
-        let locked = self.lock_within(PATIENCE);
-        let busy = locked.is_none();
-        if self.told_busy.load(Ordering::Relaxed) == busy {
-            return locked;
+        let told = self.told_unlockable.load(Ordering::Relaxed);
+        let locked = self.lock_within(if told { LESS_PATIENCE } else { PATIENCE });
+        if told != locked.is_err() {
+            self.tell(locked.as_ref().err());
         }
-        let path = self.path.display();
-        match (self.told_busy.swap(busy, Ordering::Relaxed), busy) {
-            (false, true) => log::error!(
-                "store '{path}' has been locked for {PATIENCE:?}: calls that need the lock are refused until the \
-                 process that has it goes on or ends"
+        locked.ok()
+    }
+
+    /// Says once that it cannot be locked, and why; and once that it can.
+    #[cold]
+    fn tell(&self, refused: Option<&Refused>) {
+        let path = self.path().display();
+        let told = self
+            .told_unlockable
+            .swap(refused.is_some(), Ordering::Relaxed);
+        match refused {
+            Some(Refused { found, .. }) if !told => log::error!(
+                "store '{path}' cannot be locked: {found}. Calls that need the lock are refused until it can"
             ),
-            (true, false) => log::warn!("store '{path}' can be locked again"),
+            None if told => log::warn!("store '{path}' can be locked again"),
             _ => {}
         }
-        locked
+    }
+
+    /// Says once that a bucket cannot be read.
+    #[cold]
+    pub(super) fn tell_damaged(&self) {
+        if !self.told_damaged.swap(true, Ordering::Relaxed) {
+            log::error!(
+                "store '{}' is damaged: calls are refused whose buckets cannot be read. Remove it and restart the \
+                 processes that use it",
+                self.path().display()
+            );
+        }
     }
 
     /// Locks it for somebody who makes a limiter.
     pub(super) fn lock_patiently(&self) -> Result<Locked<'_>, Refused> {
-        let given = "one that a process has locked which does not go on";
         self.lock_within(MORE_PATIENCE)
-            .ok_or_else(|| Refused::new("one that can be locked", given))
     }
 
-    fn lock_within(&self, patience: Duration) -> Option<Locked<'_>> {
-        let mut started = None;
-        let mut tries = 0;
-        while !self.lock.try_lock() {
-            tries += 1;
-            if tries < SPINS {
-                spin_loop();
-                continue;
+    /// Only one thread of a process tries at a time: the others do not make it harder for it.
+    fn lock_within(&self, patience: Duration) -> Result<Locked<'_>, Refused> {
+        let refused = |found: String| Refused::new("one that can be locked", found);
+        let busy = || refused("it has been locked by a process that does not go on".into());
+        let mut waiting = Waiting::new(patience);
+        while !self.lock.claim() {
+            if !waiting.goes_on() {
+                return Err(busy());
             }
-            if started.get_or_insert_with(Instant::now).elapsed() > patience {
-                return None;
-            }
-            thread::sleep(NAP);
         }
-        Some(self.locked())
+        loop {
+            match self.lock.try_lock() {
+                Ok(true) => return Ok(self.locked()),
+                Ok(false) if waiting.goes_on() => {}
+                failed => {
+                    self.lock.give_up();
+                    return Err(failed.map_or_else(refused, |_| busy()));
+                }
+            }
+        }
     }
 
     /// Locks it if nobody has it.
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
-        self.lock.try_lock().then(|| self.locked())
+        self.lock.claim().then_some(())?;
+        if self.lock.try_lock() == Ok(true) {
+            return Some(self.locked());
+        }
+        self.lock.give_up();
+        None
     }
 
     /// After it was locked: what those had frozen who died is thawed.
@@ -440,8 +517,21 @@ impl File {
     }
 }
 
+impl Header {
+    fn summed(&self) -> u64 {
+        let [one, other] = pair(&self.secret);
+        let words = [&self.magic, &self.version, &self.size, &self.slots];
+        let [magic, version, size, slots] = words.map(|word| word.load(Ordering::Relaxed));
+        sum(&[magic, version, size, slots, one, other])
+    }
+}
+
 impl Edition {
+    /// Its arithmetic, if it holds what was written there.
     pub(super) fn bucket(&self) -> Option<Bucket> {
+        if self.sum.load(Ordering::Relaxed) != self.summed() {
+            return None;
+        }
         let [low, high] = pair(&self.nanos).map(u128::from);
         let (tokens, burst) = (&self.tokens, &self.burst);
         let [tokens, burst] = [tokens, burst].map(|word| word.load(Ordering::Relaxed));
@@ -456,6 +546,32 @@ impl Edition {
         self.nanos[1].store(high, Ordering::Relaxed);
         self.burst.store(burst, Ordering::Relaxed);
     }
+
+    /// Says that all its numbers are there.
+    pub(super) fn seal(&self) {
+        self.sum.store(self.summed(), Ordering::Relaxed);
+    }
+
+    fn summed(&self) -> u64 {
+        let words = [
+            &self.first,
+            &self.named,
+            &self.identity[0],
+            &self.identity[1],
+            &self.tokens,
+            &self.nanos[0],
+            &self.nanos[1],
+            &self.burst,
+        ];
+        sum(&words.map(|word| word.load(Ordering::Relaxed)))
+    }
+}
+
+/// Differs, most likely, where a word does: what is damaged by accident is refused and not guessed at.
+pub(super) fn sum(words: &[u64]) -> u64 {
+    let mut hasher = SipHasher13::new();
+    words.iter().for_each(|&word| hasher.write_u64(word));
+    hasher.finish()
 }
 
 /// What may be in the file: atomics only.
@@ -479,15 +595,21 @@ impl Locked<'_> {
         word.store(freezing.into(), Ordering::SeqCst);
     }
 
+    /// What a word holds, which nobody has frozen but who has the lock.
+    pub(super) fn thawed(&self, word: &Word) -> Stamped {
+        let seen = word.load();
+        if seen.is_frozen() {
+            word.store(seen.thawed());
+        }
+        seen.thawed()
+    }
+
     #[cold]
     fn thaw_all(&self) {
         let cells = self.0.cells().iter().map(|cell| &cell.word);
         let own = self.0.editions().iter().map(|edition| &edition.own);
         for word in cells.chain(own) {
-            let seen = word.load();
-            if seen.is_frozen() {
-                word.store(seen.thawed());
-            }
+            self.thawed(word);
         }
         self.freezing(false);
     }
@@ -503,63 +625,201 @@ impl Drop for Locked<'_> {
 /// process's threads, which share it.
 ///
 /// A forked child opens the file again, since its parent's lock would be its own. It may find that a thread of
-/// its parent held the lock of the threads, and takes that over.
+/// its parent held the lock of the threads, and takes that over. A process may close descriptors that are not its
+/// own, as daemons do, and their numbers are used again: so nothing is locked before it was looked at.
 #[derive(Debug)]
 struct Lock {
-    /// The process whose thread holds it; zero for none.
+    path: PathBuf,
+    /// Which file it is.
+    is: Stat,
+    /// The process whose thread holds it, or tries to; zero for none.
     holder: AtomicU32,
-    /// By the process that opened them. (No lock: a child may have been forked while it was held.)
-    files: boxcar::Vec<(u32, OwnedFd)>,
+    /// (No lock: a child may have been forked while it was held.)
+    opened: boxcar::Vec<Opened>,
+}
+
+/// The file, as one process opened it.
+#[derive(Debug)]
+struct Opened {
+    opener: u32,
+    file: OwnedFd,
+    /// Where it is read from, which it never is: tells it from what else has its number by now.
+    mark: u64,
+}
+
+impl Opened {
+    fn new(file: OwnedFd) -> rustix::io::Result<Self> {
+        /// Of those that this process and its parents opened.
+        static OPENED: AtomicU32 = AtomicU32::new(0);
+        let opener = process::id();
+        let number = OPENED.fetch_add(1, Ordering::Relaxed) & 0xffff;
+        let mark = u64::from(opener) << 16 | u64::from(number);
+        rustix::fs::seek(&file, SeekFrom::Start(mark))?;
+        Ok(Self { opener, file, mark })
+    }
+
+    fn is_there(&self) -> bool {
+        rustix::fs::seek(&self.file, SeekFrom::Current(0)) == Ok(self.mark)
+    }
 }
 
 impl Lock {
-    fn new(file: OwnedFd) -> Self {
-        let files = boxcar::Vec::new();
-        files.push((process::id(), file));
-        Self {
+    fn new(file: OwnedFd, path: &Path) -> rustix::io::Result<Self> {
+        let is = rustix::fs::fstat(&file)?;
+        let opened = boxcar::Vec::new();
+        opened.push(Opened::new(file)?);
+        Ok(Self {
+            path: path.to_owned(),
+            is,
             holder: AtomicU32::new(0),
-            files,
-        }
+            opened,
+        })
     }
 
-    fn with_file<T>(&self, then: impl FnOnce(&OwnedFd) -> T) -> Option<T> {
+    fn is_same(&self, found: &Stat) -> bool {
+        (found.st_dev, found.st_ino) == (self.is.st_dev, self.is.st_ino)
+    }
+
+    /// Whether a descriptor is of this file, whoever opened it.
+    fn is_of(&self, file: &OwnedFd) -> bool {
+        rustix::fs::fstat(file).is_ok_and(|found| self.is_same(&found))
+    }
+
+    /// As this process opened it; none where it cannot be had any more.
+    fn file(&self) -> Option<&OwnedFd> {
         let process = process::id();
-        let mut files = self.files.iter().map(|(_, file)| file);
-        if let Some((_, file)) = files.find(|(opener, _)| *opener == process) {
-            return Some(then(file));
+        let mine = self.opened.iter().map(|(_, opened)| opened).find(|opened| {
+            opened.opener == process && self.is_of(&opened.file) && opened.is_there()
+        });
+        if let Some(opened) = mine {
+            return Some(&opened.file);
         }
-        let (_, inherited) = self.files.get(0)?;
-        let path = format!("/proc/self/fd/{}", inherited.as_raw_fd());
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-        let place = self.files.push((process, file));
-        self.files.get(place).map(|(_, file)| then(file))
+        let again = Opened::new(self.open_again()?).ok()?;
+        let place = self.opened.push(again);
+        self.opened.get(place).map(|opened| &opened.file)
     }
 
-    fn try_lock(&self) -> bool {
+    /// By an inherited descriptor, since the name may be gone, or else by the name.
+    fn open_again(&self) -> Option<OwnedFd> {
+        let opened = self.opened.iter().map(|(_, opened)| &opened.file);
+        let inherited = opened.filter(|file| self.is_of(file));
+        let inherited = inherited.map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into());
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let by_name = std::iter::once((self.path.clone(), flags | OFlags::NOFOLLOW));
+        let mut places = inherited.map(|path: PathBuf| (path, flags)).chain(by_name);
+        places.find_map(|(path, flags)| {
+            let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+            self.is_of(&file).then_some(file)
+        })
+    }
+
+    /// Keeps other threads from trying; not where one of them does.
+    fn claim(&self) -> bool {
         let process = process::id();
         let holder = self.holder.load(Ordering::Relaxed);
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        if holder == process
-            || self
+        holder != process
+            && self
                 .holder
                 .compare_exchange(holder, process, acquire, relaxed)
-                .is_err()
-        {
-            return false;
+                .is_ok()
+    }
+
+    /// Locks it, by the one thread that may, if no process has it.
+    fn try_lock(&self) -> Result<bool, String> {
+        let gone = "this process has closed it, and it is not at its path any more";
+        let file = self.file().ok_or(gone)?;
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+            Err(error) => Err(error.to_string()),
         }
-        let operation = FlockOperation::NonBlockingLockExclusive;
-        let locked = self.with_file(|file| rustix::fs::flock(file, operation).is_ok());
-        if locked != Some(true) {
-            self.holder.store(0, Ordering::Release);
-        }
-        locked == Some(true)
     }
 
     fn unlock(&self) {
-        self.with_file(|file| rustix::fs::flock(file, FlockOperation::Unlock));
+        // What was closed in the meantime is not locked any more.
+        if let Some(file) = self.file() {
+            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
+        self.give_up();
+    }
+
+    fn give_up(&self) {
         self.holder.store(0, Ordering::Release);
     }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        for opened in std::mem::take(&mut self.opened) {
+            // What has its number by now is not ours to close.
+            if !(self.is_of(&opened.file) && opened.is_there()) {
+                let _ = opened.file.into_raw_fd();
+            }
+        }
+    }
+}
+
+/// Waits for what cannot be waited for with an end: whoever has it runs, and has it for microseconds, or does not
+/// run, and needs a processor.
+struct Waiting {
+    patience: Duration,
+    started: Option<Instant>,
+    tries: u32,
+}
+
+impl Waiting {
+    fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            started: None,
+            tries: 0,
+        }
+    }
+
+    /// Whether to try again. On a busy machine a nap may be long: it is followed by many tries before this ends.
+    fn goes_on(&mut self) -> bool {
+        self.tries += 1;
+        if !self.tries.is_multiple_of(SPINS) {
+            spin_loop();
+            return true;
+        }
+        let started = self.started.get_or_insert_with(Instant::now);
+        let goes_on = started.elapsed() <= self.patience;
+        if goes_on {
+            thread::sleep(NAP);
+        }
+        goes_on
+    }
+}
+
+/// Why a file was not opened.
+pub(super) fn unopened(error: Errno) -> Refused {
+    match error {
+        Errno::LOOP => Refused::new("a regular file", "a symbolic link"),
+        Errno::NOENT => Refused::new("a file that exists", "none"),
+        error => Refused::failed("to open it", error),
+    }
+}
+
+/// What is known of a regular file.
+pub(super) fn look(file: &OwnedFd) -> Result<Stat, Refused> {
+    let found = rustix::fs::fstat(file).map_err(|error| Refused::failed("to look at it", error))?;
+    if rustix::fs::FileType::from_raw_mode(found.st_mode).is_file() {
+        Ok(found)
+    } else {
+        Err(Refused::new("a regular file", "something else"))
+    }
+}
+
+/// The length of a file that is as long as a store at least.
+pub(super) fn length(found: &Stat) -> Result<usize, Refused> {
+    let length = usize::try_from(found.st_size).unwrap_or(0);
+    if length < CELLS_AT {
+        let allowed = format!("a store of callgate: at least {CELLS_AT} bytes");
+        return Err(Refused::new(allowed, format!("{length} bytes")));
+    }
+    Ok(length)
 }
 
 /// Whether a file of this length begins as a store does.
@@ -627,6 +887,13 @@ impl Refused {
         Self { allowed, found }
     }
 
+    fn damaged() -> Self {
+        Self::new(
+            "a store that holds what was written there",
+            "a damaged one (remove it to start anew)",
+        )
+    }
+
     pub(super) fn failed(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         Self::new(
             format!("one that allows {}", what.into()),
@@ -644,71 +911,133 @@ impl Refused {
 mod tests {
     use super::*;
 
+    /// A folder, and the lock of a file in it as often as it is asked for.
     fn locks() -> (tempfile::TempDir, impl Fn() -> Lock) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         fs::write(&path, "").expect("a file");
-        let open = move || {
-            let flags = OFlags::RDWR | OFlags::CLOEXEC;
-            Lock::new(rustix::fs::open(&path, flags, Mode::empty()).expect("a file"))
-        };
-        (folder, open)
+        (folder, move || {
+            Lock::new(open(&path), &path).expect("a file")
+        })
+    }
+
+    fn open(path: &Path) -> OwnedFd {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE;
+        rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).expect("a file")
+    }
+
+    fn locked(lock: &Lock) -> bool {
+        let locked = lock.claim() && lock.try_lock() == Ok(true);
+        if !locked && lock.holder.load(Ordering::Relaxed) == process::id() {
+            lock.give_up();
+        }
+        locked
     }
 
     /// A lock as a child finds it that was forked by another process.
-    fn inherited(lock: Lock) -> Lock {
-        let holder = lock.holder.load(Ordering::Relaxed);
+    fn inherited(mut lock: Lock) -> Lock {
         let parent = process::id() + 1;
-        let files = boxcar::Vec::new();
-        for (_, file) in lock.files {
-            files.push((parent, file));
+        for opened in std::mem::take(&mut lock.opened) {
+            let opener = parent;
+            lock.opened.push(Opened { opener, ..opened });
         }
-        Lock {
-            holder: AtomicU32::new(if holder == 0 { 0 } else { parent }),
-            files,
+        if *lock.holder.get_mut() != 0 {
+            *lock.holder.get_mut() = parent;
         }
+        lock
     }
 
     #[test]
     fn one_at_a_time_holds_the_lock() {
-        let (_folder, open) = locks();
-        let (one, other) = (open(), open());
-        assert!(one.try_lock());
-        assert!(!one.try_lock(), "threads share it");
-        assert!(!other.try_lock());
+        let (_folder, lock) = locks();
+        let (one, other) = (lock(), lock());
+        assert!(locked(&one));
+        assert!(!one.claim(), "threads share it");
+        assert!(!locked(&other));
         one.unlock();
-        assert!(other.try_lock());
+        assert!(locked(&other));
     }
 
     #[test]
     fn r19_a_child_takes_over_what_a_thread_of_its_parent_held() {
-        let (_folder, open) = locks();
-        let lock = open();
-        assert!(
-            lock.holder
-                .compare_exchange(0, process::id(), Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-        );
+        let (_folder, lock) = locks();
+        let lock = lock();
+        assert!(lock.claim());
         let child = inherited(lock);
-        assert!(child.try_lock());
+        assert!(locked(&child));
         child.unlock();
-        assert!(child.try_lock());
+        assert!(locked(&child));
     }
 
     #[test]
     fn r19_a_child_is_kept_out_while_its_parent_has_the_lock() {
-        let (_folder, open) = locks();
-        let lock = open();
-        assert!(lock.try_lock());
-        let parent = lock.with_file(|file| file.try_clone().expect("the same description"));
+        let (_folder, lock) = locks();
+        let lock = lock();
+        assert!(locked(&lock));
         let child = inherited(lock);
-        assert!(!child.try_lock(), "its parent's lock is not its own");
-        drop(parent.expect("a file"));
-        let files: Vec<_> = child.files.iter().map(|(_, (opener, _))| *opener).collect();
-        assert_eq!(files, [process::id() + 1, process::id()]);
+        assert!(!locked(&child), "its parent's lock is not its own");
+        let openers: Vec<_> = child.opened.iter().map(|(_, one)| one.opener).collect();
+        assert_eq!(openers, [process::id() + 1, process::id()]);
         // The parent goes on; it shares the first file with the child.
-        let (_, unlocked) = child.files.get(0).expect("inherited");
-        rustix::fs::flock(unlocked, FlockOperation::Unlock).expect("unlocked");
-        assert!(child.try_lock());
+        let parents = &child.opened.get(0).expect("inherited").file;
+        rustix::fs::flock(parents, FlockOperation::Unlock).expect("unlocked");
+        assert!(locked(&child));
+    }
+
+    /// Makes the number of a descriptor that of another file, as when it is closed and used again.
+    fn reuse(lock: &Lock, by: &OwnedFd) -> std::os::fd::RawFd {
+        let mine = &lock.opened.get(0).expect("its own").file;
+        // Its owner is the lock still, which is to notice.
+        let mut number = std::mem::ManuallyDrop::new(borrowed(mine));
+        rustix::io::dup2(by, &mut number).expect("a number");
+        mine.as_raw_fd()
+    }
+
+    #[expect(
+        unsafe_code,
+        reason = "somebody closes a descriptor that is not theirs"
+    )]
+    fn borrowed(file: &OwnedFd) -> OwnedFd {
+        use std::os::fd::FromRawFd;
+        // SAFETY: it is never dropped.
+        unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }
+    }
+
+    #[test]
+    fn a_descriptor_that_became_another_files_is_neither_locked_nor_closed() {
+        let (folder, lock) = locks();
+        let (one, other) = (lock(), lock());
+        let foreign = open(&folder.path().join("foreign"));
+        let number = reuse(&one, &foreign);
+        assert!(locked(&one));
+        assert!(!locked(&other), "it is the same lock still");
+        drop(one);
+        assert!(locked(&other));
+        let left = fs::read_link(format!("/proc/self/fd/{number}")).expect("open still");
+        assert!(left.ends_with("foreign"), "{left:?}");
+    }
+
+    #[test]
+    fn a_descriptor_that_became_anothers_of_the_same_file_is_not_shared() {
+        let (_folder, lock) = locks();
+        let (one, other) = (lock(), lock());
+        reuse(&one, &other.opened.get(0).expect("its own").file);
+        assert!(locked(&other));
+        assert!(!locked(&one), "the other's lock is not its own");
+        other.unlock();
+        assert!(locked(&one));
+    }
+
+    #[test]
+    fn what_was_closed_and_removed_says_that_it_cannot_be_locked() {
+        let (folder, lock) = locks();
+        let lock = lock();
+        reuse(&lock, &open(&folder.path().join("foreign")));
+        fs::remove_file(&lock.path).expect("a file");
+        assert!(lock.claim());
+        let refused = lock.try_lock().expect_err("gone");
+        assert!(refused.contains("has closed it"), "{refused}");
+        fs::rename(folder.path().join("foreign"), &lock.path).expect("a file");
+        assert!(lock.try_lock().is_err(), "another file");
     }
 }

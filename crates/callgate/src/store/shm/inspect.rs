@@ -77,8 +77,12 @@ pub struct SharedLimit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedProcess {
-    /// Its process identifier, in a namespace that may not be the reader's.
+    /// Its process identifier, in its own namespace.
     pub process: u64,
+    /// Whether that is the reader's namespace. Of others it cannot be told whether they have ended.
+    pub is_here: bool,
+    /// When it was started, in the kernel's ticks since the host's start: tells processes that have one number.
+    pub started: u64,
     /// Which of [`Inspection::limits`].
     pub limit: usize,
     /// How many calls were admitted.
@@ -121,33 +125,42 @@ struct Seen {
 }
 
 impl Inspection {
-    /// Looks into the store of this URL, such as `shm:/run/myapp/callgate`.
+    /// Looks into the store of this URL, such as `shm:/run/myapp/callgate`; or of this path, with the version
+    /// of the layout behind it or without.
     ///
     /// # Errors
     /// When the URL is wrong, there is no such file, it cannot be read, or it is no store of this layout.
-    pub fn open(url: &str) -> Result<Self, ConfigError> {
-        let Some(rest) = url.strip_prefix("shm:") else {
-            let given = format!("'{}'", url.escape_debug());
-            return Err(ConfigError::new(
-                "store",
-                "a URL that starts with shm:",
-                given,
-            ));
-        };
-        let path = Url::parse(rest)?.path;
+    pub fn open(store: &str) -> Result<Self, ConfigError> {
+        let path = Url::of_file(store)?.path;
         Self::read(&path).map_err(|refused| refused.of(&path))
     }
 
+    /// Removes the store of this URL or path, so that the next limiter makes a new one with full buckets; the
+    /// numbers of the processes that use it, which go on with it by themselves.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open), when it is another user's, or when processes use it, unless by `force`. Those of
+    /// them that run in another namespace count as long as they have not been seen to end.
+    ///
+    /// ```
+    /// use callgate::{Inspection, Limit, Limiter};
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let url = format!("shm:{}/callgate", folder.path().display());
+    /// let limiter = Limiter::builder().limit("crm", Limit::per_second(1)).store(&url).build()?;
+    /// assert!(Inspection::remove(&url, false).is_err());
+    /// drop(limiter);
+    /// assert_eq!(Inspection::remove(&url, false)?, []);
+    /// # Ok::<(), callgate::ConfigError>(())
+    /// ```
+    pub fn remove(store: &str, force: bool) -> Result<Vec<u64>, ConfigError> {
+        let path = Url::of_file(store)?.path;
+        file::File::remove(&path, force).map_err(|refused| refused.of(&path))
+    }
+
     fn read(path: &Path) -> Result<Self, Refused> {
-        let bytes = bytes(path).map_err(|error| Refused::failed("to read it", error))?;
+        let bytes = bytes(path)?;
         let file = Bytes(&bytes);
-        let header = [
-            offset_of!(Header, magic),
-            offset_of!(Header, version),
-            offset_of!(Header, size),
-            offset_of!(Header, slots),
-        ];
-        file::check(header.map(|at| file.word(at)), bytes.len())?;
         let ahead = time::ahead()
             .map_err(|found| Refused::new("looked at where time can be told", found))?;
         let editions = usize::try_from(file.word(offset_of!(Header, editions))).unwrap_or(0);
@@ -208,6 +221,8 @@ impl Inspection {
             .filter_map(|&row| {
                 Some(SharedProcess {
                     process: file.word(row + offset_of!(Row, process)),
+                    is_here: file.word(row + offset_of!(Row, namespace)) == me.namespace,
+                    started: file.word(row + offset_of!(Row, started)),
                     limit: listed
                         .iter()
                         .position(|edition| edition.number == of(row))?,
@@ -350,15 +365,23 @@ impl Seen {
     fn read(file: Bytes<'_>, number: usize) -> Option<Self> {
         let at = EDITIONS_AT + number * size_of::<Edition>();
         let word = |offset: usize| file.word(at + offset);
-        let [low, high] = file.pair(at + offset_of!(Edition, nanos)).map(u128::from);
-        let fraction = (word(offset_of!(Edition, tokens)), high << 64 | low);
+        let [low, high] = file.pair(at + offset_of!(Edition, nanos));
+        let nanos = u128::from(high) << 64 | u128::from(low);
+        let fraction = (word(offset_of!(Edition, tokens)), nanos);
         let burst = word(offset_of!(Edition, burst));
+        let first = word(offset_of!(Edition, first));
+        let named = word(offset_of!(Edition, named));
+        let [identity, other] = file.pair(at + offset_of!(Edition, identity));
+        let sum = file::sum(&[first, named, identity, other, fraction.0, low, high, burst]);
+        if sum != word(offset_of!(Edition, sum)) {
+            return None;
+        }
         let label: [u64; LABEL] =
             std::array::from_fn(|place| word(offset_of!(Edition, label) + place * 8));
         Some(Self {
             number,
-            first: usize::try_from(word(offset_of!(Edition, first))).ok()?,
-            identity: file.pair(at + offset_of!(Edition, identity)),
+            first: usize::try_from(first).ok()?,
+            identity: [identity, other],
             used: word(offset_of!(Edition, used)),
             until: word(offset_of!(Edition, until)),
             own: file.stamped(at + offset_of!(Edition, own)),
@@ -401,13 +424,26 @@ impl Bytes<'_> {
     }
 }
 
-fn bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+/// The file's bytes, if it begins as a store does: what else may be there need not fit into memory.
+fn bytes(path: &Path) -> Result<Vec<u8>, Refused> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("not a regular file"));
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(file::unopened)?;
+    let length = file::length(&file::look(&file)?)?;
+    let mut file = File::from(file).take(length as u64);
+    let mut bytes = vec![0; size_of::<Header>()];
+    let unread = |error| Refused::failed("to read it", error);
+    file.read_exact(&mut bytes).map_err(unread)?;
+    let header = [
+        offset_of!(Header, magic),
+        offset_of!(Header, version),
+        offset_of!(Header, size),
+        offset_of!(Header, slots),
+    ];
+    file::check(header.map(|at| Bytes(&bytes).word(at)), length)?;
+    file.read_to_end(&mut bytes).map_err(unread)?;
+    if bytes.len() < length {
+        let found = format!("{} bytes", bytes.len());
+        return Err(Refused::new(format!("of {length} bytes still"), found));
     }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -39,3 +39,108 @@ fn what_others_drew_since_the_clock_was_read_does_not_come_back_at_a_higher_rate
     assert_eq!(draws(&fast, 2, 10 * MS + 1_000), Some(false));
     assert_eq!(draws(&fast, 1, 10 * MS + 1_000), Some(true));
 }
+
+#[test]
+fn a_new_key_is_not_refused_since_others_evicted_while_it_was_held_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("quota?slots=64");
+    let store = Store::open(&path.to_string_lossy()).expect("a store");
+    let limit = Limit::per_second(1_000_000_000).burst(1);
+    let bucket = Bucket::new(&limit).expect("a limit in range");
+    let buckets = store.buckets(("search", &limit, &["tenant"]), bucket, &|| 0);
+    let buckets = buckets.expect("room for a limit");
+    let draws = |tenant: u64, now: u64| {
+        let price = buckets.bucket().price(1);
+        let key = store.secret().key(&tenant.to_string());
+        let draw = Draw::new(Source::Shared(&buckets), now, price, Some(key));
+        draw_all(&[draw], now)
+    };
+    for (tenants, now) in [(0..200, 0), (200..201, 20 * MS)] {
+        for tenant in tenants {
+            let _ = draws(tenant, now);
+        }
+    }
+    assert_eq!(
+        store.file.header().horizon.load(Ordering::Relaxed),
+        20 * MS,
+        "evicted"
+    );
+    // The clock is read again once, though the caller's does not go on.
+    assert!(matches!(draws(1000, 10 * MS), Err(Moved)));
+    assert!(matches!(draws(1000, 10 * MS), Ok(Verdict::Refused(..))));
+    assert!(matches!(draws(1001, 10 * MS), Err(Moved)));
+    assert!(matches!(draws(1001, 20 * MS), Ok(Verdict::Admitted(_))));
+}
+
+#[test]
+fn two_who_have_other_limits_convert_all_of_a_call_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("quota");
+    let store = Store::open(&path.to_string_lossy()).expect("a store");
+    let both = |rate: u64| {
+        ["one", "other"].map(|name| {
+            let limit = Limit::per_second(rate).burst(10);
+            let bucket = Bucket::new(&limit).expect("a limit in range");
+            let buckets = store.buckets((name, &limit, &[]), bucket, &|| 0);
+            buckets.expect("room for a limit")
+        })
+    };
+    let draws = |limits: &[Buckets; 2]| {
+        let draw = |buckets| {
+            let price = Buckets::bucket(buckets).price(1);
+            Draw::new(Source::Shared(buckets), MS, price, None)
+        };
+        draw_all(&limits.each_ref().map(draw), MS)
+    };
+    let (slow, fast) = (both(1), both(1_000));
+    for _ in 0..3 {
+        for limits in [&slow, &fast] {
+            assert!(matches!(draws(limits), Err(Moved)));
+            assert!(matches!(draws(limits), Ok(Verdict::Admitted(_))));
+        }
+    }
+}
+
+/// As whoever dies leaves them who takes over what other fields split.
+#[test]
+fn r21_a_death_while_fields_change_makes_no_bucket_fuller() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("quota");
+    let store = Store::open(&path.to_string_lossy()).expect("a store");
+    let limit = Limit::per_day(1).burst(10);
+    let of = |per: &[&str]| {
+        let bucket = Bucket::new(&limit).expect("a limit in range");
+        let buckets = store.buckets(("search", &limit, per), bucket, &|| 0);
+        buckets.expect("room for a limit")
+    };
+    let key = store.secret().key("acme");
+    let left = |buckets: &Buckets| {
+        let missing = buckets
+            .bucket()
+            .reached(0)
+            .missing(buckets.look(Some(key), 0));
+        buckets.bucket().fill(missing).tokens()
+    };
+    let tenants = of(&["tenant"]);
+    let draw = Draw::new(
+        Source::Shared(&tenants),
+        0,
+        tenants.bucket().price(7),
+        Some(key),
+    );
+    assert!(matches!(draw_all(&[draw], 0), Ok(Verdict::Admitted(_))));
+    drop(of(&["user"]));
+    // It reads the clock for each bucket: nobody comes further than to one of them.
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let times = std::cell::Cell::new(3);
+        let bucket = Bucket::new(&limit).expect("a limit in range");
+        let _ = store.buckets(("search", &limit, &["tenant"]), bucket, &|| {
+            times.set(times.get() - 1);
+            assert!(times.get() > 0, "dies");
+            0
+        });
+    }));
+    assert!(died.is_err(), "came to the end");
+    assert_eq!(left(&tenants), 3);
+    assert_eq!(left(&of(&["tenant"])), 3);
+}

@@ -22,6 +22,28 @@ pub(super) struct Url {
 }
 
 impl Url {
+    /// Of a file that people name: by the URL, by the path in it, or by the file's own.
+    pub(super) fn of_file(given: &str) -> Result<Self, ConfigError> {
+        if let Some(rest) = given.strip_prefix("shm:") {
+            return Self::parse(rest);
+        }
+        let layout = given.rsplit_once(".v").filter(|(_, version)| {
+            !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit())
+        });
+        let Some((path, version)) = layout else {
+            return Self::parse(given);
+        };
+        if version.parse() != Ok(VERSION) {
+            let given = format!("layout {version}: '{}'", given.escape_debug());
+            return Err(ConfigError::new(
+                "store",
+                format!("of layout {VERSION}"),
+                given,
+            ));
+        }
+        Self::parse(path)
+    }
+
     /// Reads what comes after `shm:`.
     pub(super) fn parse(rest: &str) -> Result<Self, ConfigError> {
         let refused = |allowed: &str| {
