@@ -177,7 +177,7 @@ impl Limiter {
                 Ok(Step::Decided(decision)) => return Poll::Ready(decision),
                 Ok(Step::Waits) => return Poll::Pending,
                 Ok(Step::Asks(store, question, held)) => {
-                    let answer = store.ask(question, waker);
+                    let answer = store.ask(*question, waker);
                     turn.asking = Some(Asking { answer, held });
                 }
                 Err(Moved) => self.current.wait(),
@@ -208,7 +208,7 @@ impl Limiter {
                 Step::Waits => return None,
                 Step::Asks(store, question, held) => {
                     let started = Instant::now();
-                    let answer = store.ask_blocking(question);
+                    let answer = store.ask_blocking(*question);
                     asked.now = asked.now.saturating_add(nanos(started.elapsed()));
                     answered = Some(Answered { answer, held });
                 }
@@ -298,30 +298,17 @@ impl Limiter {
                     counter.keep_place(turn, waker, store.timeout());
                 }
                 counter.settle();
-                return Ok(Step::Asks(store, self.question(asked), held));
+                return Ok(Step::Asks(store, Box::new(self.question(asked)), held));
             }
-            (None, verdict, _) => {
-                match verdict.map_or_else(|| draw_all(&counter.draws, asked.now), Ok)? {
-                    Verdict::Admitted(fill) => {
-                        let running = counter.admit(turn.map(|(turn, _)| turn));
-                        drop(counter);
-                        self.warn_of_all(limits);
-                        return Ok(Step::Decided(admitted(tool, fill, running)));
-                    }
-                    // Others were faster, who did not ask whose turn it is; or the store says so.
-                    Verdict::Refused(place, wait, fill) => {
-                        let reason = if counter.draws[place].is_paused() {
-                            Reason::Paused
-                        } else {
-                            Reason::of(wait)
-                        };
-                        counter.refused_after_all(place, reason, wait, fill)
-                    }
-                    Verdict::Unavailable => {
-                        counter.refused_after_all(0, Reason::Store, None, Fill::NOTHING)
-                    }
+            (None, verdict, _) => match counter.settled(verdict)? {
+                Ok(fill) => {
+                    let running = counter.admit(turn.map(|(turn, _)| turn));
+                    drop(counter);
+                    self.warn_of_all(limits);
+                    return Ok(Step::Decided(admitted(tool, fill, running)));
                 }
-            }
+                Err(refused) => refused,
+            },
         };
         if let Some((turn, waker)) = &mut turn
             && counter.wait(turn, waker, &refused)
@@ -553,7 +540,7 @@ enum Step<'a> {
     /// It has a place in a line.
     Waits,
     /// The store is to be asked, when nothing is locked.
-    Asks(&'a redis::Store, redis::Question, Held),
+    Asks(&'a redis::Store, Box<redis::Question>, Held),
 }
 
 /// An admitted call, which counts as running as long as its permit lives.
@@ -745,6 +732,27 @@ impl Counter<'_, '_, '_> {
             refill,
             why,
             passed_at,
+        })
+    }
+
+    /// Draws, unless a store has told its verdict, which is no admission.
+    fn settled(&self, told: Option<Verdict>) -> Result<Result<Fill, Refused>, Moved> {
+        let verdict = told.map_or_else(|| draw_all(&self.draws, self.asked.now), Ok)?;
+        Ok(match verdict {
+            Verdict::Admitted(fill) => Ok(fill),
+            // Others were faster, who did not ask whose turn it is; or the store says so.
+            Verdict::Refused(place, wait, fill) => {
+                let is_paused = self.draws[place].is_paused();
+                let reason = if is_paused {
+                    Reason::Paused
+                } else {
+                    Reason::of(wait)
+                };
+                Err(self.refused_after_all(place, reason, wait, fill))
+            }
+            Verdict::Unavailable => {
+                Err(self.refused_after_all(0, Reason::Store, None, Fill::NOTHING))
+            }
         })
     }
 

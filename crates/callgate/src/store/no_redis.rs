@@ -85,9 +85,10 @@ impl Buckets {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Question;
+pub(crate) struct Question(());
 
 impl Question {
+    #[expect(clippy::unused_self, reason = "the store itself uses it")]
     pub(crate) fn add<'a>(
         &mut self,
         buckets: &'a Arc<Buckets>,
