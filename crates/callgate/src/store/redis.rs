@@ -25,7 +25,9 @@ use smallvec::SmallVec;
 
 use crate::rate::gcd;
 use crate::{ConfigError, Limit};
-pub(crate) use limits::{Answered, Asking, Buckets, Question, Store, check};
+#[cfg(feature = "config")]
+pub(crate) use limits::check;
+pub(crate) use limits::{Answered, Asking, Buckets, Question, Store};
 
 /// Decides a call; its head is the contract.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(CODE));
