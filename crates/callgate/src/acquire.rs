@@ -1,6 +1,7 @@
 //! The long way to a decision: by those who wait, calls that run, and pauses.
 
 use std::future::poll_fn;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,9 +17,13 @@ use crate::decision::{Call, Decision, InFlight, Number, Permit, Reason, Rest};
 use crate::limiter::{decided, overruled};
 use crate::rules::{Limited, Rules};
 use crate::store::memory::Moved;
-use crate::store::{Draw, Verdict, draw_all};
+use crate::store::{Draw, Key, Verdict, draw_all, redis};
 use crate::waiting::{CLAIM, Home, Left, Locked, Place, Running, Told, Waiting, Wakes, Why};
-use crate::{ConfigError, Limiter, MAX_WAIT, Rate};
+use crate::{ConfigError, Limiter, MAX_WAIT, OnStoreError, Rate, Rejection};
+
+/// A store is asked so much earlier than it is known to admit: clock readings may be older than what it
+/// answered to others, and answers take time.
+const EARLY: Duration = Duration::from_millis(1);
 
 thread_local! {
     /// The thread that polls, which may stop to do so.
@@ -34,8 +39,12 @@ impl Limiter {
     /// bucket, others are refused there or wait behind them. A turn comes up to 50 ms after the bound where
     /// timers are late.
     ///
-    /// Dropping the future gives the place up, and nothing is spent. It needs no runtime: a thread
+    /// Dropping the future gives the place up, and nothing is spent; but for a store over a network that is being
+    /// asked, which may have charged the call. It needs no runtime: a thread
     /// keeps the time, which starts with the first call that waits. In a dry run nothing waits.
+    ///
+    /// Such a store is asked by those whose turn it is, in each process; between processes, turns are not kept. A
+    /// refusal comes up to the store's deadline after the bound.
     ///
     /// ```
     /// use std::time::Duration;
@@ -64,22 +73,27 @@ impl Limiter {
 
     async fn wait(&self, call: &Call<'_>, max_wait: Option<Duration>) -> Decision<'_> {
         let mut traced = self.traced(call);
-        let now = || self.clock.now();
-        let decision = match traced {
-            None => self.decide(call, now),
-            Some(_) => self.decide_untraced(call, now),
-        };
-        if decision.is_admitted() {
-            return decided(decision, traced);
+        // Where it has to be asked, nothing is decided at once.
+        if self.store.redis().is_none() {
+            let now = || self.clock.now();
+            let decision = match traced {
+                None => self.decide(call, now),
+                Some(_) => self.decide_untraced(call, now),
+            };
+            if decision.is_admitted() {
+                return decided(decision, traced);
+            }
         }
         let mut turn = Turn::of(None, max_wait);
         let mut timer: Option<Delay> = None;
+        let mut has_waited = false;
         let decision = poll_fn(|context| {
             turn.home = HERE.try_with(Home::clone).ok();
             loop {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
                     return Poll::Ready(decision);
                 }
+                has_waited |= turn.place.is_some();
                 let timer = match &mut timer {
                     Some(timer) => {
                         timer.reset(turn.wait);
@@ -93,7 +107,7 @@ impl Limiter {
             }
         })
         .await;
-        if let Some(traced) = traced.as_mut().filter(|_| timer.is_some()) {
+        if let Some(traced) = traced.as_mut().filter(|_| has_waited) {
             traced.waited();
         }
         decided(decision, traced)
@@ -133,6 +147,20 @@ impl Limiter {
         now: impl Fn() -> u64,
     ) -> Poll<Decision<'_>> {
         loop {
+            let answered = match &mut turn.asking {
+                None => None,
+                Some(asking) => match asking.poll(waker) {
+                    Poll::Ready(answered) => {
+                        turn.asking = None;
+                        Some(answered)
+                    }
+                    Poll::Pending => {
+                        // It wakes by its deadline.
+                        turn.wait = MAX_WAIT;
+                        return Poll::Pending;
+                    }
+                },
+            };
             let rules = self.current.take();
             let now = now();
             let decided = rules.with_limits(call.tool(), |limits, tool| {
@@ -142,17 +170,22 @@ impl Limiter {
                     call,
                     now,
                 };
-                self.take_turn(&rules, asked, Some((&mut *turn, waker)))
+                self.take_turn(&rules, asked, Some((&mut *turn, waker)), answered)
             });
             self.current.keep(rules);
             match decided {
-                Ok(decision) => return decision,
+                Ok(Step::Decided(decision)) => return Poll::Ready(decision),
+                Ok(Step::Waits) => return Poll::Pending,
+                Ok(Step::Asks(store, question, held)) => {
+                    let answer = store.ask(*question, waker);
+                    turn.asking = Some(Asking { answer, held });
+                }
                 Err(Moved) => self.current.wait(),
             }
         }
     }
 
-    /// Decides on a call that does not wait, where others may; not where a bucket has moved.
+    /// Decides on a call that does not wait, where others may or a store is asked; not where a bucket has moved.
     #[cold]
     pub(crate) fn decide_in_turn(
         &self,
@@ -162,30 +195,70 @@ impl Limiter {
         call: &Call<'_>,
         now: u64,
     ) -> Option<Decision<'_>> {
-        let asked = Asked {
+        let mut asked = Asked {
             limits,
             tool,
             call,
             now,
         };
-        match self.take_turn(rules, asked, None).ok()? {
-            Poll::Ready(decision) => Some(decision),
-            Poll::Pending => None,
+        let mut answered = None;
+        loop {
+            match self.take_turn(rules, asked, None, answered.take()).ok()? {
+                Step::Decided(decision) => return Some(decision),
+                Step::Waits => return None,
+                Step::Asks(store, question, held) => {
+                    let started = Instant::now();
+                    let answer = store.ask_blocking(*question);
+                    asked.now = asked.now.saturating_add(nanos(started.elapsed()));
+                    answered = Some(Answered { answer, held });
+                }
+            }
         }
     }
 
-    /// Decides on a call if its turn has come, and where it has a turn and can wait for it, gives it a place.
+    /// Decides on a call if its turn has come, and where it has a turn and can wait for it, gives it a place. A
+    /// store that has to be asked is asked in between, when nothing is locked.
     fn take_turn(
         &self,
         rules: &Rules,
         asked: Asked<'_, '_>,
         turn: Option<(&mut Turn, &Waker)>,
-    ) -> Result<Poll<Decision<'_>>, Moved> {
+        answered: Option<Answered>,
+    ) -> Result<Step<'_>, Moved> {
         let Asked { limits, tool, .. } = asked;
         if limits.is_empty() {
-            return Ok(Poll::Ready(Decision::UNRESTRICTED));
+            return Ok(Step::Decided(Decision::UNRESTRICTED));
         }
         let mut turn = turn.filter(|_| !rules.dry_run);
+        let mut verdict = None;
+        let mut failure = None;
+        if let Some(Answered { answer, held }) = answered {
+            match answer.verdict(asked.now) {
+                Ok(Verdict::Admitted(fill)) => {
+                    if let Some((turn, _)) = turn {
+                        turn.be_granted(limits);
+                    }
+                    return Ok(Step::Decided(admitted(tool, fill, held.running)));
+                }
+                // By rules that are not in force any more: it has to be asked again.
+                Ok(refused) => verdict = Some(refused).filter(|_| held.edition == rules.edition),
+                Err(why) => failure = Some(why),
+            }
+            // Here the call stops to count as running: no line is locked yet.
+        }
+        let store = self.store.redis();
+        let failure = failure.or_else(|| store?.failure());
+        let rejection = failure.as_ref();
+        let rejection = rejection.and_then(|failure| self.refused_by_store(limits, tool, failure));
+        if let Some(rejection) = rejection {
+            if let Some((turn, _)) = turn {
+                turn.place = None;
+            }
+            return Ok(Step::Decided(overruled(
+                rules,
+                Decision::Rejected(rejection),
+            )));
+        }
         if let Some((turn, _)) = &mut turn {
             turn.come(self, asked);
         }
@@ -202,48 +275,102 @@ impl Limiter {
         if !self.current.is(rules) {
             return Err(Moved);
         }
+        let asks = store.filter(|_| failure.is_none());
         let mut counter = Counter {
-            draws: self.draws_when_paused(asked),
+            draws: self.draws_in_turn(asked, failure.is_some()),
             asked,
             lines,
+            early: asks.map_or(Duration::ZERO, |_| EARLY),
             wakes: &mut wakes,
         };
-        let refused = match counter.refusal((came.0, came.1.as_ref()))? {
-            Some(refused) => refused,
-            None => match draw_all(&counter.draws, asked.now)? {
-                Verdict::Admitted(fill) => {
-                    let mut permit = Permit::new(tool, fill);
-                    permit.rest = counter.admit(turn.map(|(turn, _)| turn));
+        let refused = match verdict {
+            None => counter.refusal((came.0, came.1.as_ref()))?,
+            Some(_) => None,
+        };
+        let refused = match (refused, verdict, asks) {
+            (Some(refused), ..) => refused,
+            (None, None, Some(store)) => {
+                let held = Held {
+                    running: counter.start(),
+                    edition: rules.edition,
+                };
+                if let Some((turn, waker)) = turn {
+                    counter.keep_place(turn, waker, store.timeout());
+                }
+                counter.settle();
+                return Ok(Step::Asks(store, Box::new(self.question(asked)), held));
+            }
+            (None, verdict, _) => match counter.settled(verdict)? {
+                Ok(fill) => {
+                    let running = counter.admit(turn.map(|(turn, _)| turn));
                     drop(counter);
                     self.warn_of_all(limits);
-                    return Ok(Poll::Ready(Decision::Admitted(permit)));
+                    return Ok(Step::Decided(admitted(tool, fill, running)));
                 }
-                // Others were faster, who did not ask whose turn it is.
-                Verdict::Refused(place, wait, fill) => {
-                    counter.refused_after_all(place, Reason::of(wait), wait, fill)
-                }
-                Verdict::Unavailable => {
-                    counter.refused_after_all(0, Reason::Store, None, Fill::NOTHING)
-                }
+                Err(refused) => refused,
             },
         };
         if let Some((turn, waker)) = &mut turn
             && counter.wait(turn, waker, &refused)
         {
-            return Ok(Poll::Pending);
+            return Ok(Step::Waits);
         }
         counter.settle();
         let Obstacle { reason, wait, .. } = refused.obstacle;
         limits[refused.place].buckets.count(false);
         let number = limits[refused.place].number;
         let rejection = self.rejection(number, tool, reason, wait, refused.fill);
-        Ok(Poll::Ready(overruled(rules, Decision::Rejected(rejection))))
+        Ok(Step::Decided(overruled(
+            rules,
+            Decision::Rejected(rejection),
+        )))
     }
 
-    fn draws_when_paused<'l>(&self, asked: Asked<'l, '_>) -> SmallVec<[Draw<'l>; 4]> {
+    /// Why a call is refused, if no limit lets anything else decide where the store fails.
+    fn refused_by_store(
+        &self,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        failure: &redis::Failure,
+    ) -> Option<Rejection<'_>> {
+        let strictest = limits.iter().max_by_key(|limited| limited.on_store_error)?;
+        let policy = strictest.on_store_error;
+        if policy < OnStoreError::Deny {
+            return None;
+        }
+        let (number, wait) = (strictest.number, failure.retry());
+        let rejection = self.rejection(number, tool, Reason::Store, wait, Fill::NOTHING);
+        Some(Rejection {
+            raises: policy == OnStoreError::Raise,
+            ..rejection
+        })
+    }
+
+    /// What a call asks of its limits in the store.
+    fn question(&self, asked: Asked<'_, '_>) -> redis::Question {
+        let mut question = redis::Question::default();
+        let Asked { limits, call, .. } = asked;
+        for limited in limits {
+            let Some(buckets) = limited.buckets.redis() else {
+                continue;
+            };
+            let cost = call.given_cost().unwrap_or(limited.limit.default_cost());
+            let key = limited.key(&self.secret, call);
+            let paused = limited.paused_part(&self.secret, call.tool());
+            let tool = limited.paused_tool(call.tool());
+            question.add(buckets, (limited.values(call), key), (tool, paused), cost);
+        }
+        question
+    }
+
+    /// What a call asks of its limits here; if their store failed, at no cost where they say that they admit then.
+    fn draws_in_turn<'l>(&self, asked: Asked<'l, '_>, failed: bool) -> SmallVec<[Draw<'l>; 4]> {
         let draws = self.draws(asked.limits, asked.call, asked.now);
         let draws = draws.into_iter().zip(asked.limits);
         let draws = draws.map(|(draw, limited)| {
+            if failed && limited.on_store_error == OnStoreError::Admit {
+                return draw.free();
+            }
             let part = limited.paused_part(&self.secret, asked.call.tool());
             draw.paused(limited.buckets.paused(part, asked.now))
         });
@@ -331,6 +458,9 @@ impl Limiter {
             let part = limited.paused_part(&self.secret, tool);
             let mut lines = limited.lines.lock(&mut wakes);
             limited.buckets.pause(part, until, now);
+            if let (Some(store), Some(buckets)) = (self.store.redis(), limited.buckets.redis()) {
+                store.pause(buckets, limited.paused_tool(tool), time);
+            }
             lines.wake_all(&mut wakes);
             Ok(())
         })
@@ -369,6 +499,64 @@ pub struct Turn {
     wait: Duration,
     home: Option<Home>,
     max_wait: Option<Duration>,
+    asking: Option<Asking>,
+}
+
+/// A store that is asked for a call.
+#[derive(Debug)]
+struct Asking {
+    answer: redis::Asking,
+    held: Held,
+}
+
+/// A store that was asked for a call.
+struct Answered {
+    answer: redis::Answered,
+    held: Held,
+}
+
+/// What a call has while a store is asked.
+#[derive(Debug, Default)]
+struct Held {
+    /// It counts as running already.
+    running: SmallVec<[Running; 1]>,
+    /// Of the rules by which it was asked.
+    edition: u64,
+}
+
+impl Asking {
+    fn poll(&mut self, waker: &Waker) -> Poll<Answered> {
+        let answer = self.answer.poll(waker);
+        answer.map(|answer| Answered {
+            answer,
+            held: mem::take(&mut self.held),
+        })
+    }
+}
+
+/// What becomes of a call for now.
+enum Step<'a> {
+    Decided(Decision<'a>),
+    /// It has a place in a line.
+    Waits,
+    /// The store is to be asked, when nothing is locked.
+    Asks(&'a redis::Store, Box<redis::Question>, Held),
+}
+
+/// An admitted call, which counts as running as long as its permit lives.
+fn admitted<'a>(tool: Option<Number>, fill: Fill, running: SmallVec<[Running; 1]>) -> Decision<'a> {
+    let mut permit = Permit::new(tool, fill);
+    if !running.is_empty() {
+        let in_flight = InFlight {
+            running,
+            ..InFlight::default()
+        };
+        permit.rest = Some(Box::new(Rest {
+            in_flight: Some(in_flight),
+            ..Rest::default()
+        }));
+    }
+    Decision::Admitted(permit)
 }
 
 impl Turn {
@@ -413,6 +601,22 @@ impl Turn {
         self.place.take_if(|place| !is_here(place));
     }
 
+    /// Leaves its line with what it waited for.
+    fn be_granted(&mut self, limits: &[Arc<Limited>]) {
+        let Some(mut place) = self.place.take() else {
+            return;
+        };
+        let mut limits = limits.iter();
+        let limited = limits.find(|limited| Arc::ptr_eq(&limited.lines, &place.lines));
+        let mut wakes = Wakes::default();
+        let mut lines = place.lines.lock(&mut wakes);
+        let has_room = limited.is_some_and(|limited| has_room(limited, &lines, place.key));
+        let left = Left::Granted { has_room };
+        lines.leave(place.key, place.arrival, left, &mut wakes);
+        drop(lines);
+        place.is_left = true;
+    }
+
     /// How long it has been waiting. By the machine's clock that is somewhat more, which is read later.
     fn waited(&self, now: u64) -> u64 {
         self.came.map_or(0, |(came, started)| {
@@ -436,6 +640,8 @@ struct Counter<'l, 'c, 'a> {
     asked: Asked<'l, 'c>,
     draws: SmallVec<[Draw<'l>; 4]>,
     lines: SmallVec<[Locked<'l>; 4]>,
+    /// A wait that counts as none.
+    early: Duration,
     wakes: &'a mut Wakes,
 }
 
@@ -502,10 +708,11 @@ impl Counter<'_, '_, '_> {
         let (draw, now) = (&self.draws[place], self.asked.now);
         let lines = &mut self.lines[place];
         let ahead = lines.before(draw.key(), came, now, self.wakes);
-        let most = self.asked.limits[place].limit.most_concurrent();
-        let is_full = most.is_some_and(|most| lines.running(draw.key()) >= most);
+        let is_full = !has_room(&self.asked.limits[place], lines, draw.key());
         let passed_at = ahead.map(|ahead| ahead.passed_at);
         let wait = draw.wait(state, ahead.map_or(0, |ahead| ahead.tokens));
+        let is_early = |wait: Duration| wait <= self.early && !draw.is_paused();
+        let wait = wait.map(|wait| if is_early(wait) { Duration::ZERO } else { wait });
         let refill = wait.unwrap_or_default();
         let (reason, wait, why) = match (wait, passed_at) {
             (None, _) => (Reason::Cost, None, Why::Tokens),
@@ -525,6 +732,27 @@ impl Counter<'_, '_, '_> {
             refill,
             why,
             passed_at,
+        })
+    }
+
+    /// Draws, unless a store has told its verdict, which is no admission.
+    fn settled(&self, told: Option<Verdict>) -> Result<Result<Fill, Refused>, Moved> {
+        let verdict = told.map_or_else(|| draw_all(&self.draws, self.asked.now), Ok)?;
+        Ok(match verdict {
+            Verdict::Admitted(fill) => Ok(fill),
+            // Others were faster, who did not ask whose turn it is; or the store says so.
+            Verdict::Refused(place, wait, fill) => {
+                let is_paused = self.draws[place].is_paused();
+                let reason = if is_paused {
+                    Reason::Paused
+                } else {
+                    Reason::of(wait)
+                };
+                Err(self.refused_after_all(place, reason, wait, fill))
+            }
+            Verdict::Unavailable => {
+                Err(self.refused_after_all(0, Reason::Store, None, Fill::NOTHING))
+            }
         })
     }
 
@@ -549,11 +777,10 @@ impl Counter<'_, '_, '_> {
         }
     }
 
-    /// Counts a call as running and takes it out of its line.
-    fn admit(&mut self, turn: Option<&mut Turn>) -> Option<Box<Rest<'static>>> {
+    /// Counts a call as running.
+    fn start(&mut self) -> SmallVec<[Running; 1]> {
         let mut running = SmallVec::new();
         for (place, limited) in self.asked.limits.iter().enumerate() {
-            limited.buckets.count(true);
             if limited.limit.most_concurrent().is_some() {
                 let key = self.draws[place].key();
                 running.push(Running {
@@ -563,18 +790,39 @@ impl Counter<'_, '_, '_> {
                 });
             }
         }
+        running
+    }
+
+    /// Counts a call as running and takes it out of its line.
+    fn admit(&mut self, turn: Option<&mut Turn>) -> SmallVec<[Running; 1]> {
+        for limited in self.asked.limits {
+            limited.buckets.count(true);
+        }
+        let running = self.start();
         if let Some(turn) = turn {
             self.leave(turn, true);
         }
         self.settle();
-        let in_flight = (!running.is_empty()).then(|| InFlight {
-            running,
-            ..InFlight::default()
-        })?;
-        Some(Box::new(Rest {
-            in_flight: Some(in_flight),
-            ..Rest::default()
-        }))
+        running
+    }
+
+    /// Keeps a call's turn while a store is asked for it: it does not come for so long.
+    fn keep_place(&mut self, turn: &Turn, waker: &Waker, time: Duration) {
+        let Some(there) = &turn.place else {
+            return;
+        };
+        let at = |limited: &Arc<Limited>| Arc::ptr_eq(&limited.lines, &there.lines);
+        if let Some(place) = self.asked.limits.iter().position(at) {
+            let until = self.asked.now.saturating_add(nanos(time));
+            let waiting = Waiting {
+                tokens: self.draws[place].tokens(),
+                home: turn.home.clone(),
+                told: Told::At(until, Why::Woken),
+                waker: waker.clone(),
+            };
+            let line = self.lines[place].line(there.key);
+            line.wait(there.arrival, waiting, self.wakes);
+        }
     }
 
     /// Takes a call out of its line.
@@ -585,10 +833,9 @@ impl Counter<'_, '_, '_> {
         let at = |limited: &Arc<Limited>| Arc::ptr_eq(&limited.lines, &place.lines);
         if let Some(index) = self.asked.limits.iter().position(at) {
             let left = if granted {
-                let most = self.asked.limits[index].limit.most_concurrent();
-                let running = self.lines[index].running(place.key);
+                let limited = &self.asked.limits[index];
                 Left::Granted {
-                    has_room: most.is_none_or(|most| running < most),
+                    has_room: has_room(limited, &self.lines[index], place.key),
                 }
             } else {
                 Left::Gone
@@ -661,6 +908,12 @@ impl Counter<'_, '_, '_> {
             limited.buckets.count_waiting(waiting);
         }
     }
+}
+
+/// Whether one more call of a bucket may run.
+fn has_room(limited: &Limited, lines: &Locked<'_>, key: Option<Key>) -> bool {
+    let most = limited.limit.most_concurrent();
+    most.is_none_or(|most| lines.running(key) < most)
 }
 
 impl Obstacle {

@@ -47,6 +47,14 @@ pub(crate) struct Price {
     spare: u64,
 }
 
+impl Price {
+    /// Of a call that every bucket admits, however empty it is.
+    pub(crate) const FREE: Self = Self {
+        units: 0,
+        spare: u64::MAX,
+    };
+}
+
 /// `R` at some time, rounded down; and up, where that is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reached<'a> {
@@ -186,6 +194,15 @@ impl Bucket {
         self.after(0, self.reached(at), self.burst)
     }
 
+    /// The state of a bucket that is full at this time, and was not before.
+    #[cfg_attr(
+        not(all(feature = "redis", not(loom))),
+        expect(dead_code, reason = "for what another store tells")
+    )]
+    pub(crate) fn full(&self, at: u64) -> u64 {
+        self.reached(at).ceil()
+    }
+
     /// How full a bucket is that is short of so many units.
     #[inline]
     pub(crate) fn fill(&self, missing: u64) -> Fill {
@@ -226,6 +243,18 @@ impl Fill {
         token: NonZeroU64::MIN,
         missing: 0,
     };
+
+    /// Of a bucket that holds so many whole tokens.
+    #[cfg_attr(
+        not(all(feature = "redis", not(loom))),
+        expect(dead_code, reason = "for what another store tells")
+    )]
+    pub(crate) const fn of(tokens: u64) -> Self {
+        Self {
+            burst: tokens,
+            ..Self::NOTHING
+        }
+    }
 
     /// The whole tokens in it.
     #[inline]

@@ -16,7 +16,7 @@
 //! rate = "10/s"
 //! burst = 10
 //!
-//! [store]                         # what this host's processes share; without it, each has its own buckets
+//! [store]                         # what processes share; without it, each has its own buckets
 //! url = "shm:/run/myapp/callgate" # or url_env, the environment variable that has the URL
 //! ```
 //!
@@ -40,7 +40,7 @@ use toml::de::{DeTable, DeValue};
 use crate::limit::{refused_fields, refused_tools};
 use crate::rules::{Config, DEFAULT};
 use crate::store;
-use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, MAX_WAIT, Unit};
+use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, MAX_WAIT, OnStoreError, Unit};
 use report::{MOST, Problem, report};
 pub use schema::schema;
 
@@ -68,7 +68,7 @@ impl LimiterBuilder {
             Err(error) => {
                 // What comes before the fault stays where it is in the text that is shown.
                 let at = error.valid_up_to();
-                let text = String::from_utf8_lossy(&bytes);
+                let text = without_logins(&String::from_utf8_lossy(&bytes));
                 Err(report(&name, &text, vec![not_utf8(&bytes, at)]))
             }
         }
@@ -93,11 +93,13 @@ impl LimiterBuilder {
     /// When anything in it is refused.
     pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let (document, errors) = DeTable::parse_recoverable(text);
+        let text = &*without_logins(text);
         let mut reading = Reading {
             text,
             problems: Vec::new(),
         };
-        let builder = reading.file();
+        let builder = reading.file(document.get_ref(), &errors);
         if reading.problems.is_empty() {
             Ok(builder)
         } else {
@@ -125,6 +127,22 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
         return Err("the file is larger than 1 MiB".into());
     }
     Ok(bytes)
+}
+
+/// The text with every user and password of a URL in it blotted out: each byte stays where it is.
+fn without_logins(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("://") {
+        let (before, after) = rest.split_at(start + "://".len());
+        shown.push_str(before);
+        // Whatever follows, a quote that is missing included, ends with the line.
+        let line = after.find(['\n', '\r']).unwrap_or(after.len());
+        let login = after[..line].rfind('@').unwrap_or(0);
+        shown.extend(std::iter::repeat_n('*', login));
+        rest = &after[login..];
+    }
+    shown + rest
 }
 
 fn not_utf8(bytes: &[u8], at: usize) -> Problem {
@@ -155,10 +173,11 @@ enum Takes {
     Tools,
     Fields,
     Time,
+    Policy,
 }
 
 /// The keys of a limit. What is read, the schema and the spelling hints all come from here.
-const KEYS: [Key; 9] = [
+const KEYS: [Key; 10] = [
     Key {
         name: "requests_per_second",
         takes: Takes::Number,
@@ -204,7 +223,14 @@ const KEYS: [Key; 9] = [
         takes: Takes::Whole,
         means: "How many admitted calls may run at the same time in one process; where fields split the limit, so many for each of its buckets. As many as there are unless given.",
     },
+    Key {
+        name: ON_STORE_ERROR,
+        takes: Takes::Policy,
+        means: "What becomes of this limit's calls when a store over a network fails; what the top of the file says unless given. Of several limits on a call the strictest says it: raise, deny, local, admit.",
+    },
 ];
+
+const ON_STORE_ERROR: &str = "on_store_error";
 
 /// The units that a time is written in, in nanoseconds.
 const TIME_UNITS: [(&str, u128); 4] = [
@@ -214,13 +240,8 @@ const TIME_UNITS: [(&str, u128); 4] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// Keys of the design that this version cannot honour yet.
-const LATER: [&str; 1] = ["on_store_error"];
-
-const NOT_YET: &str = "this version of callgate does not support it";
-
 /// The keys at the top of the file.
-const TOP: [&str; 4] = ["default", "dry_run", "limits", "store"];
+const TOP: [&str; 5] = ["default", "dry_run", "limits", ON_STORE_ERROR, "store"];
 
 /// The keys of the store.
 const STORE_KEYS: [&str; 2] = ["url", "url_env"];
@@ -230,6 +251,7 @@ type Value<'t> = Spanned<DeValue<'t>>;
 
 /// Reads one text and collects what is wrong in it.
 struct Reading<'t> {
+    /// To be shown.
     text: &'t str,
     problems: Vec<Problem>,
 }
@@ -242,15 +264,14 @@ struct Entry<'v> {
 }
 
 impl Reading<'_> {
-    fn file(&mut self) -> LimiterBuilder {
+    fn file(&mut self, document: &DeTable<'_>, errors: &[toml::de::Error]) -> LimiterBuilder {
         let mut builder = Limiter::builder();
         let mut limits_nothing = true;
-        let (document, errors) = DeTable::parse_recoverable(self.text);
         if !errors.is_empty() {
-            self.problems = not_toml(self.text, &errors);
+            self.problems = not_toml(self.text, errors);
             return builder;
         }
-        for (key, value) in in_order(document.get_ref()) {
+        for (key, value) in in_order(document) {
             match (&**key.get_ref(), value.get_ref()) {
                 ("dry_run", DeValue::Boolean(dry_run)) => builder = builder.dry_run(*dry_run),
                 ("dry_run", _) => self.refuse("dry_run", "true or false", value),
@@ -273,6 +294,10 @@ impl Reading<'_> {
                         builder = builder.default_limit(limit);
                     }
                 }
+                (ON_STORE_ERROR, value_given) => match policy(value_given) {
+                    Ok(policy) => builder = builder.on_store_error(policy),
+                    Err(error) => self.refuse(ON_STORE_ERROR, error.allowed(), value),
+                },
                 ("store", DeValue::Table(store)) => {
                     if let Some(url) = self.store(key, store) {
                         builder = builder.store(url);
@@ -549,6 +574,9 @@ fn assemble(name: &str, entries: &[Entry<'_>]) -> Result<Limit, ConfigError> {
     if let Some(calls) = find("max_concurrent") {
         limit = limit.max_concurrent(whole(calls.value.get_ref()));
     }
+    if let Some(entry) = find(ON_STORE_ERROR) {
+        limit = limit.on_store_error(policy(entry.value.get_ref())?);
+    }
     for entry in entries {
         limit = match (entry.key.takes, entry.value.get_ref()) {
             (Takes::Tools | Takes::Fields, DeValue::Array(values)) => {
@@ -599,6 +627,10 @@ fn whole(value: &DeValue<'_>) -> u64 {
     } else {
         u64::MAX
     })
+}
+
+fn policy(value: &DeValue<'_>) -> Result<OnStoreError, ConfigError> {
+    value.as_str().unwrap_or_default().parse()
 }
 
 fn time(entry: &Entry<'_>) -> Result<Duration, ConfigError> {
@@ -741,9 +773,6 @@ fn lacks_quotes(message: &str, before: &str, behind: &str) -> bool {
 fn unknown_on_top(key: &Name<'_>, value: &Value<'_>) -> Problem {
     let name = cut(key.get_ref());
     let problem = |label: &str| Problem::new(format!("unknown key `{name}`"), key.span(), label);
-    if LATER.contains(&&**key.get_ref()) {
-        return problem(NOT_YET);
-    }
     if KEYS.iter().any(|limit_key| limit_key.name == key.get_ref()) {
         return problem("it belongs to a limit, below [limits.NAME] or [default]");
     }
@@ -762,9 +791,6 @@ fn unknown_in_limit(limit: &str, key: &Name<'_>, value: &Value<'_>) -> Problem {
         Problem::new(why, key.span(), label)
     };
     let given = &**key.get_ref();
-    if LATER.contains(&given) {
-        return problem(NOT_YET);
-    }
     if TOP.contains(&given) {
         return problem("it belongs at the top of the file, before the first [table]");
     }

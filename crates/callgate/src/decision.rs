@@ -237,6 +237,7 @@ pub struct Rejection<'a> {
     pub(crate) number: Number,
     pub(crate) tool: Option<Number>,
     pub(crate) fill: Remaining,
+    pub(crate) raises: bool,
 }
 
 impl<'a> Rejection<'a> {
@@ -252,6 +253,16 @@ impl<'a> Rejection<'a> {
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.fill.0.tokens()
+    }
+
+    /// Whether the store failed and a limit asks for an exception then: see
+    /// [`OnStoreError::Raise`](crate::OnStoreError::Raise).
+    ///
+    /// It is a rejection all the same: who does not look at this refuses the call.
+    #[inline]
+    #[must_use]
+    pub fn raises(&self) -> bool {
+        self.raises
     }
 
     /// The number of the limit's name: see [`Limiter::names`](crate::Limiter::names).
@@ -301,7 +312,9 @@ pub enum Reason {
     Paused,
     /// As many calls run as may at the same time: no time can be told.
     Concurrency,
-    /// The store could not be asked: a process that stopped has had it locked for 250 ms. No time can be told.
+    /// The store could not be asked, and no other way to decide [is allowed](crate::OnStoreError); of shared
+    /// memory, a process that stopped has had it locked for 250 ms. The time to wait is that to the next attempt to
+    /// reach the store, where it is known.
     Store,
 }
 
@@ -325,9 +338,11 @@ pub struct Level<'a> {
     pub name: &'a str,
     /// The limit.
     pub limit: Limit,
-    /// The whole tokens in the bucket; none where fields split the limit, since each bucket has its own.
+    /// The whole tokens in the bucket; none where fields split the limit, since each bucket has its own, or a
+    /// store over a network does not tell.
     pub remaining: Option<u64>,
-    /// How many buckets are not full, or were not when last looked at: 1 where nothing splits the limit.
+    /// How many buckets are not full, or were not when last looked at: 1 where nothing splits the limit. Of those in
+    /// a store over a network, as many as this process knows of.
     pub buckets: usize,
     /// How long it is [paused](crate::Limiter::pause) from now on; of the default, the tool for which that is longest.
     pub paused: Option<Duration>,

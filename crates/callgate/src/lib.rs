@@ -45,7 +45,7 @@ pub use acquire::Turn;
 pub use clock::{HighWater, Reading};
 pub use decision::{Call, Decision, InFlight, Level, Permit, Reason, Rejection};
 pub use error::ConfigError;
-pub use limit::{Limit, MAX_BURST, MAX_WAIT};
+pub use limit::{Limit, MAX_BURST, MAX_WAIT, OnStoreError};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
 #[cfg(all(feature = "shm", target_os = "linux", not(loom)))]

@@ -46,6 +46,65 @@ pub struct Limit {
     per: Vec<String>,
     max_wait: Duration,
     max_concurrent: Option<u64>,
+    on_store_error: Option<OnStoreError>,
+}
+
+/// What becomes of a call whose store fails: which is down, does not answer in time or answers nonsense.
+///
+/// Of several limits on one call the strictest says it: raise before deny before local before admit.
+///
+/// ```
+/// use callgate::OnStoreError;
+///
+/// assert_eq!("deny".parse(), Ok(OnStoreError::Deny));
+/// assert!(OnStoreError::Raise > OnStoreError::Deny);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum OnStoreError {
+    /// It is admitted, unless it costs more than the burst.
+    Admit,
+    /// A bucket of this process decides, at the same limit: N processes admit up to N times as much together.
+    ///
+    /// It holds no more than the store's did when that answered last, and is not refilled by an outage.
+    #[default]
+    Local,
+    /// It is refused.
+    Deny,
+    /// It is refused, and front ends with exceptions raise one: see [`Rejection::raises`](crate::Rejection::raises).
+    Raise,
+}
+
+impl OnStoreError {
+    pub(crate) const ALL: [Self; 4] = [Self::Local, Self::Deny, Self::Admit, Self::Raise];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Local => "local",
+            Self::Deny => "deny",
+            Self::Raise => "raise",
+        }
+    }
+}
+
+impl fmt::Display for OnStoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for OnStoreError {
+    type Err = ConfigError;
+
+    /// Reads `local`, `deny`, `admit` or `raise`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let found = Self::ALL.into_iter().find(|one| one.name() == text);
+        found.ok_or_else(|| {
+            let allowed = "'local', 'deny', 'admit' or 'raise'";
+            ConfigError::new("on_store_error", allowed, quoted(text))
+        })
+    }
 }
 
 /// How fast a limit lets calls through, as it was asked for.
@@ -151,6 +210,7 @@ impl Limit {
             per: Vec::new(),
             max_wait: Duration::ZERO,
             max_concurrent: None,
+            on_store_error: None,
         }
     }
 
@@ -208,6 +268,14 @@ impl Limit {
         self
     }
 
+    /// Sets what becomes of its calls when a store over a network fails; until then, what the
+    /// [limiter](crate::LimiterBuilder::on_store_error) says.
+    #[must_use]
+    pub fn on_store_error(mut self, policy: OnStoreError) -> Self {
+        self.on_store_error = Some(policy);
+        self
+    }
+
     /// The capacity, in tokens.
     #[must_use]
     pub fn capacity(&self) -> u64 {
@@ -242,6 +310,12 @@ impl Limit {
     #[must_use]
     pub fn most_concurrent(&self) -> Option<u64> {
         self.max_concurrent
+    }
+
+    /// What becomes of its calls when the store fails, where this limit says so.
+    #[must_use]
+    pub fn when_store_fails(&self) -> Option<OnStoreError> {
+        self.on_store_error
     }
 
     /// The quota, where this limit was asked for as one: never more than so many in any such time.
@@ -335,6 +409,9 @@ impl fmt::Debug for Limit {
         }
         if let Some(calls) = &self.max_concurrent {
             shown.field("max_concurrent", calls);
+        }
+        if let Some(policy) = &self.on_store_error {
+            shown.field("on_store_error", &format_args!("{policy}"));
         }
         shown.finish()
     }

@@ -22,10 +22,10 @@ use crate::decision::{
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Moved, draw_each};
-use crate::store::{Buckets, Draw, Store, Verdict, draw_all};
+use crate::store::{Buckets, Draw, Store, Url, Verdict, draw_all};
 use crate::trace::{Trace, Traced};
 use crate::waiting::Wakes;
-use crate::{ConfigError, Limit};
+use crate::{ConfigError, Limit, OnStoreError};
 
 /// Decides whether a call may run now.
 ///
@@ -52,7 +52,7 @@ pub struct Limiter {
     pub(crate) clock: Clock,
     pub(crate) current: Current,
     names: Numbered,
-    store: Store,
+    pub(crate) store: Store,
     store_url: Option<String>,
     pub(crate) secret: Secret,
     /// How many calls came to wait.
@@ -101,6 +101,10 @@ impl Limiter {
     ///
     /// All limits that hold for the tool must admit the call: then it is charged to all of them, else to
     /// none.
+    ///
+    /// With a store over a network this waits for its answer, up to the store's deadline, unless it is known already that the
+    /// store would refuse: not for threads on which others' tasks run, for which there is
+    /// [`acquire`](Self::acquire).
     #[inline(always)]
     pub fn try_acquire(&self, call: &Call<'_>) -> Decision<'_> {
         self.decide(call, || self.clock.now())
@@ -108,7 +112,8 @@ impl Limiter {
 
     /// The same at a time of the caller's: `elapsed` since the limiter was made, at most 2^63 - 1 ns.
     ///
-    /// For simulated time. Nothing is taken back when `elapsed` is less than before.
+    /// For simulated time. Nothing is taken back when `elapsed` is less than before. A store over a network decides by
+    /// its own clock.
     #[inline]
     pub fn try_acquire_at(&self, call: &Call<'_>, elapsed: Duration) -> Decision<'_> {
         self.decide(call, || nanos(elapsed))
@@ -176,8 +181,10 @@ impl Limiter {
             trace,
             store,
         } = limits;
-        if store.is_some() && store != self.store_url {
-            let given = format!("another one for a reload: '{}'", store.unwrap_or_default());
+        if let Some(url) = &store
+            && !self.is_of_store(url)
+        {
+            let given = format!("another one for a reload: '{}'", url.shown);
             return Err(ConfigError::new(
                 "store",
                 "given when the limiter is made",
@@ -200,6 +207,14 @@ impl Limiter {
         // Nobody comes to wait by the old rules any more.
         self.current.get().wake_all(&mut wakes);
         Ok(())
+    }
+
+    /// Whether this is the URL of its store.
+    fn is_of_store(&self, url: &Url) -> bool {
+        match self.store.redis() {
+            Some(store) => store.is_at(&url.whole),
+            None => self.store_url() == Some(&url.whole),
+        }
     }
 
     /// The names of the limits that hold for a tool of this name.
@@ -242,7 +257,8 @@ impl Limiter {
 
     /// The limits in the order they were given, the default last, and what their buckets hold.
     ///
-    /// Looking changes nothing: no token is spent, no bucket made.
+    /// Looking changes nothing: no token is spent, no bucket made. A store over a network is asked, and waited for,
+    /// as in [`try_acquire`](Self::try_acquire).
     #[must_use]
     pub fn snapshot(&self) -> Vec<Level<'_>> {
         self.levels(self.clock.now())
@@ -260,10 +276,34 @@ impl Limiter {
             let limits = rules.limits().iter();
             let levels = limits.map(|limited| self.level(limited, now)).collect();
             match levels {
-                Ok(levels) => return levels,
+                Ok(levels) => return self.told_by_store(&rules, levels),
                 Err(Moved) => self.current.wait(),
             }
         }
+    }
+
+    /// Levels that this process knows, put right by a store that is asked.
+    fn told_by_store<'a>(&self, rules: &Rules, mut levels: Vec<Level<'a>>) -> Vec<Level<'a>> {
+        let Some(store) = self.store.redis() else {
+            return levels;
+        };
+        let limits = rules.limits().iter();
+        let whole = limits
+            .zip(&mut levels)
+            .filter(|(limited, _)| !limited.is_split());
+        let (asked, whole): (Vec<_>, Vec<_>) = whole
+            .filter_map(|(limited, level)| Some((limited.buckets.redis()?, level)))
+            .unzip();
+        match store.peek(asked.into_iter().map(|buckets| &**buckets)) {
+            None => whole.into_iter().for_each(|level| level.remaining = None),
+            Some(all) => {
+                for (level, found) in whole.into_iter().zip(all) {
+                    level.remaining = Some(found.tokens);
+                    level.paused = Some(found.paused).filter(|paused| !paused.is_zero());
+                }
+            }
+        }
+        levels
     }
 
     fn level(&self, limited: &Limited, now: u64) -> Result<Level<'_>, Moved> {
@@ -277,7 +317,8 @@ impl Limiter {
         })
     }
 
-    /// The URL of the store that it shares with other processes, if it does.
+    /// The URL of the store that it shares with other processes, if it does: of Redis without user, password and
+    /// what comes after `?`.
     #[must_use]
     pub fn store_url(&self) -> Option<&str> {
         self.store_url.as_deref()
@@ -518,6 +559,7 @@ impl Limiter {
             number,
             tool,
             fill: Remaining(fill),
+            raises: false,
         }
     }
 
@@ -525,7 +567,7 @@ impl Limiter {
     pub(crate) fn warn_of_all(&self, limits: &[Arc<Limited>]) {
         for limited in limits.iter().filter(|limited| limited.buckets.was_pooled()) {
             let many = match limited.buckets {
-                Buckets::Memory(_) => "a million",
+                Buckets::Memory(_) | Buckets::Redis(_) => "a million",
                 Buckets::Shared(_) => "too many",
             };
             log::warn!(
@@ -640,7 +682,7 @@ pub struct LimiterBuilder {
     config: Config,
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
     trace: Option<Trace>,
-    store: Option<String>,
+    store: Option<Url>,
 }
 
 impl fmt::Debug for LimiterBuilder {
@@ -649,7 +691,8 @@ impl fmt::Debug for LimiterBuilder {
             .field("limits", &self.config.limits)
             .field("default_limit", &self.config.default)
             .field("dry_run", &self.config.dry_run)
-            .field("store", &self.store)
+            .field("store", &self.store_url())
+            .field("on_store_error", &self.config.on_store_error)
             .finish_non_exhaustive()
     }
 }
@@ -706,16 +749,30 @@ impl LimiterBuilder {
     /// layout. Whoever makes the file says how many slots it has, 65,536 unless given, from 64 to 16,777,216: about
     /// so many keys have buckets of their own, at 32 bytes each.
     ///
-    /// All limiters of a store have one time: what is called `elapsed` here is the time since the host started.
+    /// All limiters of such a store have one time: what is called `elapsed` here is the time since the host started.
+    ///
+    /// `redis://user:password@host:6379/0?prefix=myapp&timeout=250ms` is a Redis or Valkey server, for any number of
+    /// hosts (feature `redis`); or `rediss://…` over TLS, `unix:///path/to/socket?prefix=myapp&db=0`,
+    /// `redis+sentinel://host:26379/service/0?prefix=myapp` and `rediss+sentinel://…`. Several hosts have commas between
+    /// them. The prefix keeps applications apart, and is required; no call waits longer than the timeout, from 1 ms
+    /// to 60 s, 250 ms unless given. The server's clock counts. A burst has to come in 71 years. The limiter is made
+    /// whether the server is there or not: see [`on_store_error`](Self::on_store_error).
     pub fn store(mut self, url: impl Into<String>) -> Self {
-        self.store = Some(url.into());
+        self.store = Some(Url::new(url.into()));
         self
     }
 
-    /// The URL of the store, if there is one.
+    /// Sets what becomes of a call when a store over a network fails, for limits that do not say it
+    /// [themselves](Limit::on_store_error): until then, a bucket of this process decides.
+    pub fn on_store_error(mut self, policy: OnStoreError) -> Self {
+        self.config.on_store_error = Some(policy);
+        self
+    }
+
+    /// The URL of the store, if there is one: of Redis without user, password and what comes after `?`.
     #[must_use]
     pub fn store_url(&self) -> Option<&str> {
-        self.store.as_deref()
+        self.store.as_ref().map(|url| &*url.shown)
     }
 
     /// Keeps the buckets in this process after all: for those who only look at the limits of a file.
@@ -736,7 +793,7 @@ impl LimiterBuilder {
         }
         // Before a store is made for them.
         self.config.check()?;
-        let store = Store::open(self.store.as_deref())?;
+        let store = Store::open(self.store.as_ref().map(|url| &*url.whole))?;
         let clock = self.clock.map_or_else(|| store.clock(), Clock::injected);
         let names = Numbered::default();
         let mut config = self.config;
@@ -749,7 +806,7 @@ impl LimiterBuilder {
             names,
             secret: store.secret(),
             store,
-            store_url: self.store,
+            store_url: self.store.map(|url| url.shown),
             arrivals: AtomicU64::new(1),
             trace: self.trace,
         })

@@ -20,7 +20,7 @@ use crate::limit::check_name;
 use crate::names::{Names, same};
 use crate::store::{Buckets, Key, Store, memory, shm};
 use crate::waiting::{Lines, Wakes};
-use crate::{ConfigError, Limit};
+use crate::{ConfigError, Limit, OnStoreError};
 
 /// The name of the limit for tools that no other limit holds for: nothing else can have it.
 pub(crate) const DEFAULT: &str = "[default]";
@@ -35,6 +35,7 @@ pub(crate) struct Config {
     pub(crate) limits: Vec<(String, Limit)>,
     pub(crate) default: Option<Limit>,
     pub(crate) dry_run: bool,
+    pub(crate) on_store_error: Option<OnStoreError>,
     /// Whether all calls are to go the long way, where they are traced.
     pub(crate) traced: bool,
 }
@@ -85,6 +86,7 @@ pub(crate) struct Limited {
     pub(crate) number: Number,
     pub(crate) limit: Limit,
     pub(crate) buckets: Buckets,
+    pub(crate) on_store_error: OnStoreError,
     /// Who waits for them, and how many calls run.
     pub(crate) lines: Arc<Lines>,
     tools: Box<[Tools]>,
@@ -127,12 +129,22 @@ impl Config {
         number: impl Fn(&str) -> Number,
     ) -> Result<Rules, ConfigError> {
         let checked = self.check()?;
+        for Checked { name, limit, .. } in &checked {
+            let on_store_error = limit.when_store_fails().or(self.on_store_error);
+            let checked = store.check(limit, on_store_error);
+            checked.map_err(|error| error.of_limit(name))?;
+        }
         let before = old.iter().flat_map(|old| &old.limits);
         let before: HashMap<_, _> = before.map(|limited| (limited.number, limited)).collect();
         let limits = checked.into_iter().map(|checked| {
             let number = number(checked.name);
             let before = before.get(&number).map(|old| &***old);
-            Ok(Arc::new(checked.in_force(store, number, before, now)?))
+            Ok(Arc::new(checked.in_force(
+                store,
+                self.on_store_error,
+                (number, before),
+                now,
+            )?))
         });
         let limits = limits.collect::<Result<Box<[_]>, ConfigError>>()?;
         Ok(Rules::new(limits, self, number))
@@ -193,8 +205,8 @@ impl<'a> Checked<'a> {
     fn in_force(
         self,
         store: &Store,
-        number: Number,
-        old: Option<&Limited>,
+        on_store_error: Option<OnStoreError>,
+        (number, old): (Number, Option<&Limited>),
         now: &dyn Fn() -> u64,
     ) -> Result<Limited, ConfigError> {
         let Self {
@@ -206,8 +218,10 @@ impl<'a> Checked<'a> {
         } = self;
         let before = old.map(|old| (&old.buckets, old.parts != parts));
         let per: Vec<_> = parts.iter().map(Part::name).collect();
+        let policy = limit.when_store_fails().or(on_store_error);
         Ok(Limited {
             number,
+            on_store_error: policy.unwrap_or_default(),
             limit: limit.clone(),
             buckets: store.buckets((name, limit, &per), bucket, before, now)?,
             lines: old.map_or_else(Arc::default, |old| Arc::clone(&old.lines)),
@@ -391,17 +405,22 @@ impl Route {
 }
 
 impl Plain {
-    /// None for several limits of a shared store.
+    /// None for several limits of a shared store, or a store that is asked.
     fn new(plain: &[(&Buckets, Price)], limits: &[Arc<Limited>]) -> Option<Self> {
         if let ([(buckets, price)], [only]) = (plain, limits) {
-            return Some(match buckets {
-                Buckets::Memory(buckets) => Self::One(Arc::clone(buckets), *price, only.number),
-                Buckets::Shared(buckets) => Self::Shared(Arc::clone(buckets), *price, only.number),
-            });
+            return match buckets {
+                Buckets::Memory(buckets) => {
+                    Some(Self::One(Arc::clone(buckets), *price, only.number))
+                }
+                Buckets::Shared(buckets) => {
+                    Some(Self::Shared(Arc::clone(buckets), *price, only.number))
+                }
+                Buckets::Redis(_) => None,
+            };
         }
         let all = plain.iter().map(|(buckets, price)| match buckets {
             Buckets::Memory(buckets) => Some((Arc::clone(buckets), *price)),
-            Buckets::Shared(_) => None,
+            Buckets::Shared(_) | Buckets::Redis(_) => None,
         });
         Some(Self::Several(all.collect::<Option<_>>()?))
     }
@@ -447,10 +466,28 @@ impl Limited {
         self.buckets.is_held(now) || self.limit.most_concurrent().is_some()
     }
 
+    /// The tool that a pause is for alone, where this is the default limit.
+    pub(crate) fn paused_tool<'t>(&self, tool: &'t str) -> Option<&'t str> {
+        self.tools.is_empty().then_some(tool)
+    }
+
     /// The part of its buckets that a pause for a tool is for: all, but for the default limit.
     pub(crate) fn paused_part(&self, secret: &Secret, tool: &str) -> Option<Key> {
-        let is_default = self.tools.is_empty();
-        is_default.then(|| secret.key(tool))
+        self.paused_tool(tool).map(|tool| secret.key(tool))
+    }
+
+    /// Whether fields split it.
+    pub(crate) fn is_split(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    /// The fields that split it, and a call's values.
+    pub(crate) fn values<'l>(
+        &'l self,
+        call: &'l Call<'_>,
+    ) -> impl Iterator<Item = (&'l str, Option<&'l str>)> {
+        let parts = self.parts.iter();
+        parts.map(|part| (part.name(), part.value(call)))
     }
 
     /// The key of a call's bucket, where something splits the limit.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use callgate::{Call, ConfigError, Decision, Limit, Limiter, LimiterBuilder, Unit};
+use callgate::{Call, ConfigError, Decision, Limit, Limiter, LimiterBuilder, OnStoreError, Unit};
 use proptest::prelude::*;
 
 /// Every key, in each way that it can be written.
@@ -111,6 +111,39 @@ fn a_file_says_what_the_builder_says() {
 }
 
 #[test]
+fn a_file_says_what_becomes_of_calls_when_the_store_fails() {
+    let text = "
+        on_store_error = 'deny'
+        [limits.search]
+        rate = '1/s'
+        burst = 1
+        on_store_error = 'raise'
+        [default]
+        rate = '1/s'
+        burst = 1
+    ";
+    let builder = LimiterBuilder::from_toml(text, "limits.toml").expect("good");
+    assert!(format!("{builder:?}").contains("on_store_error: Some(Deny)"));
+    let limiter = builder.build().expect("limits in range");
+    let policies = limiter.snapshot().into_iter();
+    let policies: Vec<_> = policies
+        .map(|level| level.limit.when_store_fails())
+        .collect();
+    assert_eq!(policies, [Some(OnStoreError::Raise), None]);
+    for value in ["'closed'", "1", "true"] {
+        for (given, limit) in [
+            ("on_store_error = 'deny'".to_owned(), value.to_owned()),
+            (format!("on_store_error = {value}"), "'deny'".to_owned()),
+        ] {
+            let limit = format!("[limits.a]\nrate = '1/s'\nburst = 1\non_store_error = {limit}");
+            let said = refusal(&format!("{given}\n{limit}"));
+            let why = format!("must be 'local', 'deny', 'admit' or 'raise', got {value}");
+            assert!(said.contains(&why), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_file_says_where_the_store_is() {
     let of = |store: &str| format!("{}\n[store]\n{store}\n", good());
     let refused = |store: &str| refusal(&of(store));
@@ -118,10 +151,7 @@ fn a_file_says_where_the_store_is() {
         ("", "`url` or `url_env` is missing"),
         ("url = 1", "url must be a text, got 1"),
         ("url = 'memory'", "store must be a store's URL"),
-        (
-            "url = 'redis://:secret@127.0.0.1/0'",
-            "which this version of callgate does not support",
-        ),
+        ("url = 'http://:secret@127.0.0.1'", "a store's URL"),
         (
             "url_env = 'CALLGATE_TEST_NO_SUCH_VARIABLE'",
             "environment variable that is set",
@@ -136,13 +166,18 @@ fn a_file_says_where_the_store_is() {
         let said = refused(store);
         assert!(said.contains(why), "{store}: {said}");
     }
-    assert!(
-        !refused("url = 'redis://:secret@127.0.0.1/0'")
-            .split("-->")
-            .next()
-            .expect("a line")
-            .contains("secret")
-    );
+    // Nor in the line that is shown.
+    for store in [
+        "url = 'http://:secret@127.0.0.1'",
+        "url = 'redis://user:secret@127.0.0.1/0?prefix=test",
+        "url = 'redis://user:sec@ret@127.0.0.1/0'\nulr = 1",
+        "url = ['redis://user:secret@127.0.0.1/0']",
+    ] {
+        let said = refused(store);
+        let is_shown = said.contains("secret") || said.contains("ret@");
+        assert!(!is_shown, "{said}");
+        assert!(said.contains("--> limits.toml:"), "{said}");
+    }
     assert!(
         refusal("store = 'shm:/x'\nlimits.a.quota = '9/s'").contains("a table, written [store]")
     );

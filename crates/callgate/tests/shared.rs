@@ -526,7 +526,7 @@ fn a_url_that_is_wrong_says_what_is_allowed() {
         ("shm:/dev/shm/x?size=64", "N from 64 to 16777216"),
         ("shm:/no/such/folder/x", "a folder that exists"),
         ("shm:/proc/x", "got "),
-        ("redis://127.0.0.1", "does not support"),
+        ("http://127.0.0.1", "a store's URL"),
         ("memory", "a store's URL"),
     ] {
         let built = Limiter::builder()

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{KEYS, Key, Takes, allowed_in};
-use crate::MAX_BURST;
 use crate::rules::DEFAULT;
+use crate::{MAX_BURST, OnStoreError};
 
 /// The JSON Schema (draft 2020-12) of a file of limits, for editors and other checkers.
 ///
@@ -22,6 +22,10 @@ pub fn schema() -> String {
                 "description": "Whether every call passes, and is only counted. False unless given.",
                 "type": "boolean",
             },
+            "on_store_error": {
+                "description": "What becomes of calls when a store over a network fails, unless their limits say it: a bucket of this process decides, they are refused, they pass, or they are refused with an error. 'local' unless given.",
+                "enum": policies(),
+            },
             "limits": {
                 "description": "Limits by name. A limit's name is its tool, or a pattern of tools, unless `tools` is given.",
                 "type": "object",
@@ -34,9 +38,9 @@ pub fn schema() -> String {
                 "type": "object",
                 "properties": {
                     "url": {
-                        "description": "The store's URL, such as 'shm:/run/myapp/callgate?slots=65536': a file in memory that the processes of this host share.",
+                        "description": "The store's URL, such as 'shm:/run/myapp/callgate?slots=65536': a file in memory that the processes of this host share; or 'redis://127.0.0.1:6379/0?prefix=myapp', for any number of hosts.",
                         "type": "string",
-                        "pattern": r"^shm:/.*[^/]$",
+                        "pattern": r"^(shm:/.*[^/]|(rediss?(\+sentinel)?|unix)://.*[?&]prefix=.+)$",
                     },
                     "url_env": {
                         "description": "The environment variable that has the URL.",
@@ -101,6 +105,13 @@ fn required(key: &Key) -> Value {
     json!({ "required": [key.name] })
 }
 
+fn policies() -> Value {
+    OnStoreError::ALL
+        .into_iter()
+        .map(OnStoreError::name)
+        .collect()
+}
+
 fn property(key: &Key) -> Value {
     let mut property = match key.takes {
         Takes::Number => {
@@ -116,6 +127,7 @@ fn property(key: &Key) -> Value {
             json!({ "type": "array", "items": { "$ref": "#/$defs/field" }, "uniqueItems": true })
         }
         Takes::Time => json!({ "type": "string", "pattern": TIME }),
+        Takes::Policy => json!({ "enum": policies() }),
     };
     property["description"] = key.means.into();
     property

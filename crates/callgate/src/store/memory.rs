@@ -209,6 +209,26 @@ impl Buckets {
             .transpose()
     }
 
+    /// Takes from a bucket what is above this state, as somebody knows that it is not there any more.
+    ///
+    /// What has moved, or finds no place, stays as it is.
+    #[cfg_attr(
+        not(all(feature = "redis", not(loom))),
+        expect(dead_code, reason = "for what another store tells")
+    )]
+    pub(crate) fn lift(&self, key: Option<Key>, state: u64, now: u64) -> Result<(), Moved> {
+        let higher = |seen| (seen < state).then_some((state, state));
+        let own = settled(&self.word)?;
+        let (Some(key), Some(table)) = (key, &self.table) else {
+            return swap(&self.word, own, higher).map(drop);
+        };
+        let mut shard = table.write(key)?;
+        let full = |at| self.bucket.reached(at).floor();
+        let slot = shard.find_or_make(key, own, full(now), full(now.saturating_sub(IDLE)));
+        let lifted = slot.map(|slot| swap(shard.word(slot), own, higher));
+        lifted.transpose().map(drop)
+    }
+
     /// Whether a key found no place for a bucket of its own; says so only once.
     pub(crate) fn was_pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed) == POOLED

@@ -1,7 +1,7 @@
 //! Where the state of buckets lives.
 
 pub(crate) mod memory;
-#[cfg(all(feature = "redis", not(loom)))]
+#[cfg_attr(not(all(feature = "redis", not(loom))), path = "no_redis.rs")]
 pub(crate) mod redis;
 #[cfg_attr(
     not(all(feature = "shm", target_os = "linux", not(loom))),
@@ -19,7 +19,7 @@ pub(crate) use table::Key;
 use crate::bucket::{Bucket, Fill, Price, Reached};
 use crate::clock::Clock;
 use crate::rules::Secret;
-use crate::{ConfigError, Limit};
+use crate::{ConfigError, Limit, OnStoreError};
 use memory::{Moved, Pause};
 
 /// Where a limiter's buckets are.
@@ -27,6 +27,7 @@ use memory::{Moved, Pause};
 pub(crate) enum Store {
     Memory,
     Shared(shm::Store),
+    Redis(Box<redis::Store>),
 }
 
 impl Store {
@@ -34,14 +35,44 @@ impl Store {
     pub(crate) fn open(url: Option<&str>) -> Result<Self, ConfigError> {
         Ok(match url {
             None => Self::Memory,
-            Some(url) => Self::Shared(shm::Store::open(shared(url)?)?),
+            Some(url) => match Place::of(url)? {
+                Place::Shared(rest) => Self::Shared(shm::Store::open(rest)?),
+                Place::Redis => Self::Redis(Box::new(redis::Store::open(url)?)),
+            },
         })
+    }
+
+    /// The store that is asked over a network, if it is one.
+    #[inline]
+    pub(crate) fn redis(&self) -> Option<&redis::Store> {
+        match self {
+            Self::Redis(store) => Some(store),
+            Self::Memory | Self::Shared(_) => None,
+        }
+    }
+
+    /// Whether a limit that is right is one for this store, and so is what is to become of its calls when the
+    /// store fails.
+    pub(crate) fn check(
+        &self,
+        limit: &Limit,
+        on_store_error: Option<OnStoreError>,
+    ) -> Result<(), ConfigError> {
+        match (self, on_store_error) {
+            (Self::Redis(_), _) => redis::Store::check(limit),
+            (Self::Shared(_), Some(other)) if other != OnStoreError::Deny => {
+                let allowed = "'deny' or left out, with a store of shared memory";
+                let given = format!("'{other}'");
+                Err(ConfigError::new("on_store_error", allowed, given))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What keys are made with.
     pub(crate) fn secret(&self) -> Secret {
         match self {
-            Self::Memory => Secret::new(),
+            Self::Memory | Self::Redis(_) => Secret::new(),
             Self::Shared(store) => store.secret(),
         }
     }
@@ -49,7 +80,7 @@ impl Store {
     /// The clock by which the states are written.
     pub(crate) fn clock(&self) -> Clock {
         match self {
-            Self::Memory => Clock::Monotonic(Instant::now()),
+            Self::Memory | Self::Redis(_) => Clock::Monotonic(Instant::now()),
             Self::Shared(store) => store.clock(),
         }
     }
@@ -65,6 +96,14 @@ impl Store {
     ) -> Result<Buckets, ConfigError> {
         let split = !per.is_empty();
         Ok(match (self, old) {
+            (Self::Redis(_), Some((Buckets::Redis(old), false))) if old.are_of(limit, &bucket) => {
+                Buckets::Redis(Arc::clone(old))
+            }
+            (Self::Redis(store), old) => {
+                let old = old.and_then(|(old, new_keys)| Some((&**old.redis()?, new_keys)));
+                let buckets = store.buckets((name, limit, per), bucket, old, now)?;
+                Buckets::Redis(Arc::new(buckets))
+            }
             (_, Some((old, false))) if *old.bucket() == bucket => old.clone(),
             (Self::Shared(store), _) => {
                 let buckets = store.buckets((name, limit, per), bucket, now)?;
@@ -81,22 +120,66 @@ impl Store {
 /// Whether this may be a store's URL; opens nothing.
 #[cfg(feature = "config")]
 pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
-    shm::check(shared(url)?)
+    match Place::of(url)? {
+        Place::Shared(rest) => shm::check(rest),
+        Place::Redis => redis::check(url),
+    }
 }
 
-/// What comes after `shm:`.
-fn shared(url: &str) -> Result<&str, ConfigError> {
-    url.strip_prefix("shm:").ok_or_else(|| {
-        let allowed = "a store's URL, such as 'shm:/run/myapp/callgate?slots=65536'";
-        let later = ["redis:", "rediss:", "valkey:", "valkeys:"];
-        let given = if later.iter().any(|scheme| url.starts_with(scheme)) {
-            // Without the password that may be in it.
-            "one of Redis or Valkey, which this version of callgate does not support".to_owned()
-        } else {
-            format!("'{}'", url.escape_debug())
+/// A store's URL, as it is and as others may see it.
+pub(crate) struct Url {
+    pub(crate) whole: String,
+    pub(crate) shown: String,
+}
+
+impl Url {
+    pub(crate) fn new(url: String) -> Self {
+        let shown = match Place::of(&url) {
+            Ok(Place::Shared(_)) => url.clone(),
+            _ => without_password(&url),
         };
-        ConfigError::new("store", allowed, given)
-    })
+        Self { whole: url, shown }
+    }
+}
+
+/// A URL up to the question mark, with the login taken out.
+pub(crate) fn without_password(url: &str) -> String {
+    let front = url.split_once('?').map_or(url, |(front, _)| front);
+    let (login, rest) = front.rsplit_once('@').unwrap_or(("", front));
+    match login.split_once("://") {
+        Some((scheme, _)) => format!("{scheme}://{rest}"),
+        None => rest.to_owned(),
+    }
+}
+
+/// Where a store is.
+enum Place<'a> {
+    /// In shared memory, at what comes after `shm:`.
+    Shared(&'a str),
+    /// Behind the whole URL.
+    Redis,
+}
+
+impl<'a> Place<'a> {
+    fn of(url: &'a str) -> Result<Self, ConfigError> {
+        const REDIS: [&str; 5] = [
+            "redis",
+            "rediss",
+            "unix",
+            "redis+sentinel",
+            "rediss+sentinel",
+        ];
+        match url.split_once(':') {
+            Some(("shm", rest)) => Ok(Self::Shared(rest)),
+            Some((scheme, _)) if REDIS.contains(&scheme) => Ok(Self::Redis),
+            _ => {
+                let allowed = "a store's URL, such as 'shm:/run/myapp/callgate?slots=65536' or \
+                    'redis://127.0.0.1:6379/0?prefix=myapp'";
+                let given = format!("'{}'", without_password(url).escape_debug());
+                Err(ConfigError::new("store", allowed, given))
+            }
+        }
+    }
 }
 
 /// The buckets of one limit, wherever they are.
@@ -104,6 +187,7 @@ fn shared(url: &str) -> Result<&str, ConfigError> {
 pub(crate) enum Buckets {
     Memory(Arc<memory::Buckets>),
     Shared(Arc<shm::Buckets>),
+    Redis(Arc<redis::Buckets>),
 }
 
 impl Buckets {
@@ -113,6 +197,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => &buckets.bucket,
             Self::Shared(buckets) => buckets.bucket(),
+            Self::Redis(buckets) => &buckets.own().bucket,
         }
     }
 
@@ -121,6 +206,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.order(),
             Self::Shared(buckets) => buckets.order(),
+            Self::Redis(buckets) => buckets.own().order(),
         }
     }
 
@@ -130,6 +216,8 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.is_held(),
             Self::Shared(buckets) => buckets.is_held(now),
+            // It has to be asked.
+            Self::Redis(_) => true,
         }
     }
 
@@ -138,6 +226,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.hold(held),
             Self::Shared(buckets) => buckets.hold(held),
+            Self::Redis(_) => {}
         }
     }
 
@@ -148,6 +237,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.pause(part, until, now),
             Self::Shared(buckets) => buckets.pause(part, until, now),
+            Self::Redis(buckets) => buckets.own().pause(part, until, now),
         }
     }
 
@@ -156,6 +246,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.paused(part, now),
             Self::Shared(buckets) => buckets.paused(part, now),
+            Self::Redis(buckets) => buckets.own().paused(part, now),
         }
     }
 
@@ -164,6 +255,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.paused_for(now),
             Self::Shared(buckets) => buckets.paused(None, now)?.left(now),
+            Self::Redis(buckets) => buckets.own().paused_for(now),
         }
     }
 
@@ -172,6 +264,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.has_pauses(now),
             Self::Shared(buckets) => buckets.has_pauses(now),
+            Self::Redis(buckets) => buckets.own().has_pauses(now),
         }
     }
 
@@ -180,6 +273,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.peek(now),
             Self::Shared(buckets) => Ok(buckets.peek(now)),
+            Self::Redis(buckets) => buckets.own().peek(now),
         }
     }
 
@@ -189,6 +283,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.was_pooled(),
             Self::Shared(buckets) => buckets.was_pooled(),
+            Self::Redis(buckets) => buckets.own().was_pooled(),
         }
     }
 
@@ -207,6 +302,7 @@ impl Buckets {
                 Some(key) => buckets.draw_kept(key, now, price).ok()?,
             },
             Self::Shared(buckets) => buckets.draw(key, now, price),
+            Self::Redis(_) => None,
         }
     }
 
@@ -225,10 +321,20 @@ impl Buckets {
         }
     }
 
+    /// Those of a store that is asked over a network.
+    pub(crate) fn redis(&self) -> Option<&Arc<redis::Buckets>> {
+        match self {
+            Self::Redis(buckets) => Some(buckets),
+            Self::Memory(_) | Self::Shared(_) => None,
+        }
+    }
+
+    /// Where to draw from: of a store that is asked, what this process knows of it.
     pub(crate) fn source(&self) -> Source<'_> {
         match self {
             Self::Memory(buckets) => Source::Memory(buckets),
             Self::Shared(buckets) => Source::Shared(buckets),
+            Self::Redis(buckets) => Source::Memory(buckets.own()),
         }
     }
 
@@ -237,6 +343,7 @@ impl Buckets {
         match (self, other) {
             (Self::Memory(one), Self::Memory(other)) => Arc::ptr_eq(one, other),
             (Self::Shared(one), Self::Shared(other)) => Arc::ptr_eq(one, other),
+            (Self::Redis(one), Self::Redis(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -247,6 +354,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.close(),
             Self::Shared(buckets) => buckets.close(),
+            Self::Redis(buckets) => buckets.own().close(),
         }
     }
 }
@@ -315,6 +423,13 @@ impl<'a> Draw<'a> {
             self.floor = pause.floor;
             self.is_paused = self.reached.now() < pause.until;
         }
+        self
+    }
+
+    /// At no cost, and whatever is in the bucket, unless the cost is above the burst.
+    pub(crate) fn free(mut self) -> Self {
+        (self.floor, self.is_paused) = (0, false);
+        self.price = self.price.map(|_| Price::FREE);
         self
     }
 

@@ -6,11 +6,11 @@
 //!
 //! - [`Terms`] are a limit in these numbers, and [`Keys`] tell where its buckets are;
 //! - a [`Request`] asks one thing of the script, in one step and for all limits of a call;
-//! - a [`link::Link`] takes it there and brings the [`Answer`], or a [`Failure`] in good time.
-
-#![cfg_attr(not(test), expect(dead_code, reason = "the limiter takes it up next"))]
+//! - a [`link::Link`] takes it there and brings the [`Answer`], or a [`Failure`] in good time;
+//! - a [`Store`] is all of that as a limiter has it, with what this process knows of its [`Buckets`].
 
 mod address;
+mod limits;
 mod link;
 #[cfg(test)]
 mod tests;
@@ -25,6 +25,9 @@ use smallvec::SmallVec;
 
 use crate::rate::gcd;
 use crate::{ConfigError, Limit};
+#[cfg(feature = "config")]
+pub(crate) use limits::check;
+pub(crate) use limits::{Answered, Asking, Buckets, Question, Store};
 
 /// Decides a call; its head is the contract.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(CODE));
@@ -237,6 +240,8 @@ pub(crate) struct Found {
     pub(crate) wait: Duration,
     /// The whole tokens in it.
     pub(crate) tokens: u64,
+    /// The time in which it is full.
+    pub(crate) refill: Duration,
     /// How long its pause goes on.
     pub(crate) paused: Duration,
 }
@@ -335,9 +340,12 @@ impl Ask {
     fn read(&self, [wait, whole, part, paused]: [u64; 4]) -> Option<Found> {
         // Not emptier than when the pause ends.
         let in_range = part < self.terms.parts && whole <= self.terms.refill.whole + paused;
+        let nanos = (u128::from(part) * 1_000).div_ceil(u128::from(self.terms.parts));
+        let nanos = u64::try_from(nanos).ok()?;
         in_range.then(|| Found {
             wait: Duration::from_micros(wait),
             tokens: self.terms.tokens(Time { whole, part }),
+            refill: Duration::from_micros(whole) + Duration::from_nanos(nanos),
             paused: Duration::from_micros(paused),
         })
     }
@@ -359,6 +367,14 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// After what time the store is tried again, where that is known.
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::Down { retry, .. } => Some(*retry).filter(|retry| !retry.is_zero()),
+            _ => None,
+        }
+    }
+
     /// Whether it is about what a key holds: the store answers for others.
     fn is_about_a_key(&self) -> bool {
         matches!(self, Self::Refused(error) if error.code() == Some("CALLGATE"))

@@ -10,6 +10,7 @@ use redis::{RedisConnectionInfo, RedisResult};
 
 use super::Keys;
 use crate::ConfigError;
+use crate::store::without_password;
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -52,7 +53,7 @@ impl Address {
     /// Says what of it is wrong and what is allowed, without the password.
     pub(crate) fn parse(url: &str) -> Result<Self, ConfigError> {
         let (front, query) = url.split_once('?').unwrap_or((url, ""));
-        let shown = without_password(front);
+        let shown = without_password(url);
         let given = || format!("'{}'", shown.escape_debug());
         let (scheme, rest) = front.split_once("://").unwrap_or(("", front));
         let (login, place) = rest.rsplit_once('@').unwrap_or(("", rest));
@@ -186,16 +187,6 @@ impl<'a> Query<'a> {
 
 fn refused(allowed: &str, value: &str) -> ConfigError {
     ConfigError::new("url", allowed, value)
-}
-
-/// A URL's front with the login taken out.
-fn without_password(front: &str) -> String {
-    let (login, rest) = front.rsplit_once('@').unwrap_or(("", front));
-    let scheme = match login.split_once("://") {
-        Some((scheme, _)) => format!("{scheme}://"),
-        None => String::new(),
-    };
-    scheme + rest
 }
 
 fn nodes(hosts: &str, port: u16, is_tls: bool) -> Result<Vec<ConnectionAddr>, ConfigError> {

@@ -142,6 +142,12 @@ impl Link {
         answered.recv().unwrap_or(Err(Failure::Lost))
     }
 
+    /// What a request comes to now, where the store is known to be down.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        let (_, run) = self.runs.iter().find(|(_, run)| run.is_here())?;
+        run.state.failure()
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         let Some(run) = self.runs.iter().find(|(_, run)| run.is_here()) else {
             return State::default().counts();

@@ -1,0 +1,137 @@
+//! In place of the Redis store, where callgate is built without it: nothing of it exists.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use super::{Key, Verdict, memory, without_password};
+use crate::bucket::Bucket;
+use crate::{ConfigError, Limit};
+
+/// Whether this build has it is seen when it is opened.
+#[cfg(feature = "config")]
+#[expect(clippy::unnecessary_wraps, reason = "the store itself may refuse")]
+pub(crate) fn check(_: &str) -> Result<(), ConfigError> {
+    Ok(())
+}
+
+#[derive(Debug)]
+pub(crate) enum Store {}
+
+impl Store {
+    pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
+        let allowed =
+            "one that this build of callgate has: it was made without the feature 'redis'";
+        let given = format!("'{}'", without_password(url).escape_debug());
+        Err(ConfigError::new("store", allowed, given))
+    }
+
+    pub(crate) fn is_at(&self, _: &str) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        match *self {}
+    }
+
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        match *self {}
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the store itself may refuse")]
+    pub(crate) fn check(_: &Limit) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    pub(crate) fn buckets(
+        &self,
+        _: (&str, &Limit, &[&str]),
+        _: Bucket,
+        _: Option<(&Buckets, bool)>,
+        _: &dyn Fn() -> u64,
+    ) -> Result<Buckets, ConfigError> {
+        match *self {}
+    }
+
+    pub(crate) fn ask(&self, _: Question, _: &Waker) -> Asking {
+        match *self {}
+    }
+
+    pub(crate) fn ask_blocking(&self, _: Question) -> Answered {
+        match *self {}
+    }
+
+    pub(crate) fn peek<'b>(&self, _: impl Iterator<Item = &'b Buckets>) -> Option<Vec<Found>> {
+        match *self {}
+    }
+
+    pub(crate) fn pause(&self, _: &Buckets, _: Option<&str>, _: Duration) {
+        match *self {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Buckets {}
+
+impl Buckets {
+    pub(crate) fn own(&self) -> &memory::Buckets {
+        match *self {}
+    }
+
+    pub(crate) fn are_of(&self, _: &Limit, _: &Bucket) -> bool {
+        match *self {}
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Question(());
+
+impl Question {
+    #[expect(clippy::unused_self, reason = "the store itself uses it")]
+    pub(crate) fn add<'a>(
+        &mut self,
+        buckets: &'a Arc<Buckets>,
+        _: (
+            impl Iterator<Item = (&'a str, Option<&'a str>)>,
+            Option<Key>,
+        ),
+        _: (Option<&str>, Option<Key>),
+        _: u64,
+    ) {
+        match **buckets {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Asking(Infallible);
+
+impl Asking {
+    pub(crate) fn poll(&mut self, _: &Waker) -> Poll<Answered> {
+        match self.0 {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Answered(Infallible);
+
+impl Answered {
+    pub(crate) fn verdict(self, _: u64) -> Result<Verdict, Failure> {
+        match self.0 {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Failure(Infallible);
+
+impl Failure {
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        match self.0 {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) tokens: u64,
+    pub(crate) paused: Duration,
+}

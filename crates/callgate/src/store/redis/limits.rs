@@ -1,0 +1,302 @@
+//! The store as a limiter has it: where each limit's buckets are, and what this process knows of them.
+//!
+//! Beside its buckets in the store, a limit has buckets of this process's own. Every answer takes from those
+//! what the store does not have any more, so they never hold less than the store's, but for a clock that
+//! runs otherwise. A call that they refuse is one that the store would refuse: it need not be asked. So
+//! an agent in a loop costs the store nothing, and those who wait know how long. Where the store
+//! fails, they decide in its place, and a process is given nothing then that it has spent before.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::address::Address;
+use super::link::Link;
+use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
+use crate::bucket::{Bucket, Fill, MAX_NANOS};
+use crate::clock::nanos;
+use crate::store::{Key, Verdict, memory};
+use crate::{ConfigError, Limit};
+
+/// Whether this is a store's URL; opens nothing.
+#[cfg(feature = "config")]
+pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
+    Address::parse(url).map(drop)
+}
+
+/// A store that is asked over a network.
+#[derive(Debug)]
+pub(crate) struct Store {
+    address: Address,
+    link: Link,
+}
+
+impl Store {
+    /// Connects to nothing yet.
+    pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
+        let address = Address::parse(url)?;
+        let link = Link::new(address.clone());
+        Ok(Self { address, link })
+    }
+
+    /// Whether a URL is that of this store.
+    pub(crate) fn is_at(&self, url: &str) -> bool {
+        Address::parse(url).is_ok_and(|address| address == self.address)
+    }
+
+    /// How long a call waits for an answer at most.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.address.timeout
+    }
+
+    /// Why there is no answer, where the store is known to be down.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.link.failure()
+    }
+
+    /// Whether a limit is in range.
+    pub(crate) fn check(limit: &Limit) -> Result<(), ConfigError> {
+        Terms::new(limit).map(drop)
+    }
+
+    /// The buckets of a limit, which go on with what `old` ones know.
+    pub(crate) fn buckets(
+        &self,
+        (name, limit, per): (&str, &Limit, &[&str]),
+        bucket: Bucket,
+        old: Option<(&Buckets, bool)>,
+        now: &dyn Fn() -> u64,
+    ) -> Result<Buckets, ConfigError> {
+        let split = !per.is_empty();
+        let own = match old {
+            Some((old, new_keys)) => old.own.carry(bucket, split, new_keys, now),
+            None => memory::Buckets::full(bucket, split),
+        };
+        Ok(Buckets {
+            name: name.into(),
+            keys: self.address.keys.clone(),
+            terms: Arc::new(Terms::new(limit)?),
+            own,
+        })
+    }
+
+    /// Asks for a call's tokens; the answer wakes.
+    pub(crate) fn ask(&self, question: Question, waker: &Waker) -> Asking {
+        let slot = Arc::new(Slot::default());
+        slot.lock().waker = Some(waker.clone());
+        let there = Arc::clone(&slot);
+        self.link.ask(question.request(), move |result| {
+            let mut state = there.lock();
+            state.result = Some((result, Instant::now()));
+            let waker = state.waker.take();
+            drop(state);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        });
+        Asking { question, slot }
+    }
+
+    /// The same for a thread that has time.
+    pub(crate) fn ask_blocking(&self, question: Question) -> Answered {
+        let result = self.link.ask_blocking(question.request());
+        Answered {
+            question,
+            result,
+            at: Instant::now(),
+        }
+    }
+
+    /// What these buckets hold, as far as the store tells; changes nothing.
+    pub(crate) fn peek<'b>(
+        &self,
+        buckets: impl Iterator<Item = &'b Buckets>,
+    ) -> Option<SmallVec<[Found; 2]>> {
+        let asks = buckets.map(|buckets| buckets.ask(std::iter::empty(), None, 0));
+        let asks: SmallVec<_> = asks.collect::<Option<_>>()?;
+        if asks.is_empty() {
+            return Some(SmallVec::new());
+        }
+        let answer = self.link.ask_blocking(Request::Peek(asks));
+        answer.ok().map(|answer| answer.limits)
+    }
+
+    /// Lets nobody draw for so long; of the default limit only from the buckets of a tool.
+    ///
+    /// Nobody waits for that: what is asked afterwards comes there afterwards.
+    pub(crate) fn pause(&self, buckets: &Buckets, tool: Option<&str>, time: Duration) {
+        let request = Request::Pause {
+            key: buckets.keys.pause(&buckets.name, tool),
+            time,
+            terms: Arc::clone(&buckets.terms),
+        };
+        let name = buckets.name.clone();
+        self.link.ask(request, move |result| {
+            if let Err(failure) = result {
+                log::warn!("limit '{name}' is paused in this process only: {failure}");
+            }
+        });
+    }
+}
+
+/// The buckets of one limit.
+#[derive(Debug)]
+pub(crate) struct Buckets {
+    name: Box<str>,
+    keys: Keys,
+    terms: Arc<Terms>,
+    own: memory::Buckets,
+}
+
+impl Buckets {
+    /// What this process knows of them.
+    pub(crate) fn own(&self) -> &memory::Buckets {
+        &self.own
+    }
+
+    /// Whether they are those of such a limit.
+    pub(crate) fn are_of(&self, limit: &Limit, bucket: &Bucket) -> bool {
+        self.own.bucket == *bucket && Terms::new(limit).is_ok_and(|terms| terms == *self.terms)
+    }
+
+    /// What a call asks of the limit, by its fields that split it and the tool by which it pauses; none for more
+    /// than the burst.
+    fn ask<'a>(
+        &'a self,
+        fields: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+        tool: Option<&str>,
+        cost: u64,
+    ) -> Option<Ask> {
+        Some(Ask {
+            price: self.terms.price(cost)?,
+            terms: Arc::clone(&self.terms),
+            bucket: self.keys.bucket(&self.name, fields),
+            pause: self.keys.pause(&self.name, tool),
+        })
+    }
+
+    /// Takes from a bucket of this process what the store's does not hold, which was so at this time.
+    fn learn(&self, part: &Part, found: &Found, at: u64) {
+        let full = at.saturating_add(nanos(found.refill)).min(MAX_NANOS);
+        // Whoever finds one that has moved asks the store again.
+        let _ = self.own.lift(part.key, self.own.bucket.full(full), at);
+        if !found.paused.is_zero() {
+            let until = at.saturating_add(nanos(found.paused)).min(MAX_NANOS);
+            self.own.pause(part.paused, until, at);
+        }
+    }
+}
+
+/// What a call asks of its limits.
+#[derive(Debug, Default)]
+pub(crate) struct Question {
+    asks: SmallVec<[Ask; 2]>,
+    parts: SmallVec<[Part; 2]>,
+}
+
+/// What one of the limits knows of it.
+#[derive(Debug)]
+struct Part {
+    buckets: Arc<Buckets>,
+    key: Option<Key>,
+    paused: Option<Key>,
+}
+
+impl Question {
+    /// Adds a limit: by a call's fields that split it, the tool by which it pauses, and both of them as this
+    /// process has them.
+    pub(crate) fn add<'a>(
+        &mut self,
+        buckets: &'a Arc<Buckets>,
+        (fields, key): (
+            impl Iterator<Item = (&'a str, Option<&'a str>)>,
+            Option<Key>,
+        ),
+        (tool, paused): (Option<&str>, Option<Key>),
+        cost: u64,
+    ) {
+        // A call that costs more than the burst was refused before.
+        if let Some(ask) = buckets.ask(fields, tool, cost) {
+            self.asks.push(ask);
+            self.parts.push(Part {
+                buckets: Arc::clone(buckets),
+                key,
+                paused,
+            });
+        }
+    }
+
+    fn request(&self) -> Request {
+        Request::Take(self.asks.clone())
+    }
+}
+
+/// A question that is on its way.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    question: Question,
+    slot: Arc<Slot>,
+}
+
+/// Where the answer comes to.
+#[derive(Debug, Default)]
+struct Slot(Mutex<Awaited>);
+
+#[derive(Debug, Default)]
+struct Awaited {
+    result: Option<(Result<Answer, Failure>, Instant)>,
+    waker: Option<Waker>,
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, Awaited> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Asking {
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Answered> {
+        let mut awaited = self.slot.lock();
+        let Some((result, at)) = awaited.result.take() else {
+            awaited.waker = Some(waker.clone());
+            return Poll::Pending;
+        };
+        Poll::Ready(Answered {
+            question: mem::take(&mut self.question),
+            result,
+            at,
+        })
+    }
+}
+
+/// A question, and what it came to.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    question: Question,
+    result: Result<Answer, Failure>,
+    at: Instant,
+}
+
+impl Answered {
+    /// The verdict. Before that, this process's buckets take in what the answer tells of the store's.
+    pub(crate) fn verdict(self, now: u64) -> Result<Verdict, Failure> {
+        let answer = self.result?;
+        let age = self.at.elapsed();
+        let at = now.saturating_sub(nanos(age));
+        for (part, found) in self.question.parts.iter().zip(&answer.limits) {
+            part.buckets.learn(part, found, at);
+        }
+        let tokens = answer.limits.iter().map(|found| found.tokens).min();
+        let fill = Fill::of(tokens.unwrap_or(0));
+        Ok(match answer.refusing() {
+            None => Verdict::Admitted(fill),
+            Some(place) => {
+                let wait = answer.limits[place].wait.saturating_sub(age);
+                Verdict::Refused(place, Some(wait.max(Duration::from_nanos(1))), fill)
+            }
+        })
+    }
+}
