@@ -7,6 +7,7 @@ mod mutex;
 mod peers;
 mod report;
 mod several;
+mod shared;
 mod simulate;
 mod tenants;
 
@@ -87,6 +88,9 @@ const PEERS: [(&str, &str); 6] = [
 ];
 
 fn main() {
+    if shared::is_other() {
+        return;
+    }
     println!("# What a decision costs\n");
     println!("callgate {}, beside\n", version("callgate"));
     for (name, note) in PEERS {
@@ -112,6 +116,8 @@ fn main() {
     one_thread(&SLOW, |rate| several::refusing(rate, PLENTY));
     println!("\n## Two threads on one bucket, against one of them alone\n");
     let [refused, _] = two_threads();
+    println!("\n## Shared memory: alone, and two processes against one of them alone\n");
+    let (stores, beside) = shared_memory();
     println!("\n## A bucket for each tenant: admitted, in random order of so many\n");
     let known = known_tenants();
     println!("\n## A bucket for each tenant: bytes on the heap for each of so many\n");
@@ -144,6 +150,32 @@ fn main() {
         "two threads rejected / one",
         1.5,
         ratio(&refused, peers::TOOL),
+    );
+    let over = |row, over| worst(&stores, row, Some(over));
+    target(
+        "shared memory / memory",
+        1.35,
+        over(shared::SHARED, shared::MEMORY),
+    );
+    target(
+        "two processes, each its own key / one",
+        1.2,
+        ratio(&beside, shared::KEYS),
+    );
+    target(
+        "two processes rejected / one",
+        1.3,
+        ratio(&beside, shared::HOT),
+    );
+    target(
+        "shared memory / LMDB",
+        0.1,
+        over(shared::SHARED, shared::LMDB),
+    );
+    target(
+        "shared memory / a locked file",
+        0.1,
+        over(shared::SHARED, shared::FILE_LOCK),
     );
     let place = KNOWN.iter().position(|&tenants| tenants == MANY);
     let known = &known[place.expect("many among them")];
@@ -209,6 +241,21 @@ fn two_threads() -> [Column; 2] {
     let columns = measured(&rows, measure::two_threads);
     report::costs(&["rejected", "admitted"].map(str::to_owned), &columns);
     columns.try_into().expect("two columns")
+}
+
+/// Measures what a call in shared memory costs, and prints it.
+fn shared_memory() -> (Vec<Column>, Column) {
+    let folder = shared::folder();
+    let rows = [PLENTY, 1].map(|burst| shared::rows(folder.path(), burst));
+    let (_, clock) = peers::clock();
+    let stores = measured(&rows, |cases| measure::against(&clock, cases));
+    report::costs(&["admitted", "rejected"].map(str::to_owned), &stores);
+    println!();
+    let cases = shared::beside(folder.path());
+    let costs = measure::beside(&cases);
+    let column: Column = cases.iter().map(|(name, ..)| *name).zip(costs).collect();
+    report::costs(&["two processes".to_owned()], std::slice::from_ref(&column));
+    (stores, column)
 }
 
 /// Measures what a call of a known tenant costs, and prints it.

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use governor::clock::QuantaInstant;
 
+use crate::shared::Beside;
+
 /// How many calls a slice has.
 const SLICE: u32 = 2_000;
 
@@ -145,6 +147,14 @@ impl Case {
         nanos(start.elapsed()) / f64::from(SLICE)
     }
 
+    /// Calls for so long.
+    pub(crate) fn run_for(&self, time: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            (self.run)(BATCH);
+        }
+    }
+
     /// Calls for a while.
     fn stretch(&self) -> Stretch {
         let waited = runnable();
@@ -275,6 +285,16 @@ pub(crate) fn two_threads(cases: &[&Case]) -> Vec<Cost> {
             let both = [together(case), other.recv().expect("an answer")];
             Some((alone, side_by_side(both)?))
         })
+    })
+}
+
+/// What each case costs while another process calls too, against alone.
+pub(crate) fn beside(cases: &[(&'static str, Case, Beside)]) -> Vec<Cost> {
+    in_turn(cases, |(_, case, other)| {
+        case.warm_up();
+        let alone = side_by_side([case.stretch()])?;
+        let together = other.during(|| case.stretch());
+        Some((alone, side_by_side([together])?))
     })
 }
 
