@@ -9,11 +9,10 @@ use super::{Key, Verdict, memory, without_password};
 use crate::bucket::Bucket;
 use crate::{ConfigError, Limit};
 
-/// Whether this build has it is seen when it is opened.
+/// This build has none, whatever the URL.
 #[cfg(feature = "config")]
-#[expect(clippy::unnecessary_wraps, reason = "the store itself may refuse")]
-pub(crate) fn check(_: &str) -> Result<(), ConfigError> {
-    Ok(())
+pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
+    Store::open(url).map(|_| ())
 }
 
 #[derive(Debug)]

@@ -570,7 +570,9 @@ impl Edition {
 /// Differs, most likely, where a word does: what is damaged by accident is refused and not guessed at.
 pub(super) fn sum(words: &[u64]) -> u64 {
     let mut hasher = SipHasher13::new();
-    words.iter().for_each(|&word| hasher.write_u64(word));
+    for &word in words {
+        hasher.write_u64(word);
+    }
     hasher.finish()
 }
 
@@ -596,6 +598,7 @@ impl Locked<'_> {
     }
 
     /// What a word holds, which nobody has frozen but who has the lock.
+    #[expect(clippy::unused_self, reason = "only who has the lock may")]
     pub(super) fn thawed(&self, word: &Word) -> Stamped {
         let seen = word.load();
         if seen.is_frozen() {
