@@ -8,6 +8,9 @@ pub(crate) mod redis;
     path = "no_shm.rs"
 )]
 pub(crate) mod shm;
+#[cfg(all(test, loom))]
+#[path = "shm/loom_tests.rs"]
+mod shm_loom_tests;
 mod table;
 
 use std::cell::Cell;

@@ -10,12 +10,19 @@
 //! whoever holds the file's lock gives a cell another key, in three steps, each of which leaves a table
 //! that is right.
 
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
 use portable_atomic::AtomicU128;
 
+#[cfg(loom)]
+use super::AtomicU128;
+
 /// How many cells are searched together; a table is a multiple of it.
-pub(super) const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = if cfg!(loom) { 2 } else { 16 };
 
 /// How many editions there may be, with the one that no limit has.
 pub(super) const EDITIONS: usize = 1 << EDITION_BITS;
@@ -100,6 +107,7 @@ pub(super) fn stamp(number: u64, edition: usize) -> u64 {
 
 /// Holds a stamp and its state.
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 #[repr(transparent)]
 pub(super) struct Word(AtomicU128);
 
@@ -126,6 +134,7 @@ impl Word {
 }
 
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(32))]
 pub(super) struct Cell {
     pub(super) key: [AtomicU64; 2],
