@@ -456,7 +456,7 @@ fn r21_whatever_bytes_are_in_the_file_calls_are_decided() {
     let header = (0, 120);
     let editions = (4096 + 256, 5 * 256);
     let rows = (4096 + 4096 * 256, 8 * 64);
-    let cells = (4096 + 4096 * 256 + 1024 * 64, 64 * 32);
+    let table = (4096 + 4096 * 256 + 1024 * 64, 64 * 32);
     let mut random = Random(3);
     for round in 0..2000 {
         let place = Place::with_slots(64);
@@ -471,7 +471,7 @@ fn r21_whatever_bytes_are_in_the_file_calls_are_decided() {
             all.map(|call| taken(limiter, &call)).sum::<u64>()
         };
         let mut admitted = ask(&limiter);
-        let (at, length) = [header, editions, rows, cells][round % 4];
+        let (at, length) = [header, editions, rows, table][round % 4];
         let mut bytes = vec![0; 1 << random.below(6)];
         let kind = random.below(4);
         for byte in &mut bytes {
