@@ -41,38 +41,6 @@ fn what_others_drew_since_the_clock_was_read_does_not_come_back_at_a_higher_rate
 }
 
 #[test]
-fn a_new_key_is_not_refused_since_others_evicted_while_it_was_held_up() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("quota?slots=64");
-    let store = Store::open(&path.to_string_lossy()).expect("a store");
-    let limit = Limit::per_second(1_000_000_000).burst(1);
-    let bucket = Bucket::new(&limit).expect("a limit in range");
-    let buckets = store.buckets(("search", &limit, &["tenant"]), bucket, &|| 0);
-    let buckets = buckets.expect("room for a limit");
-    let draws = |tenant: u64, now: u64| {
-        let price = buckets.bucket().price(1);
-        let key = store.secret().key(&tenant.to_string());
-        let draw = Draw::new(Source::Shared(&buckets), now, price, Some(key));
-        draw_all(&[draw], now)
-    };
-    for (tenants, now) in [(0..200, 0), (200..201, 20 * MS)] {
-        for tenant in tenants {
-            let _ = draws(tenant, now);
-        }
-    }
-    assert_eq!(
-        store.file.header().horizon.load(Ordering::Relaxed),
-        20 * MS,
-        "evicted"
-    );
-    // The clock is read again once, though the caller's does not go on.
-    assert!(matches!(draws(1000, 10 * MS), Err(Moved)));
-    assert!(matches!(draws(1000, 10 * MS), Ok(Verdict::Refused(..))));
-    assert!(matches!(draws(1001, 10 * MS), Err(Moved)));
-    assert!(matches!(draws(1001, 20 * MS), Ok(Verdict::Admitted(_))));
-}
-
-#[test]
 fn two_who_have_other_limits_convert_all_of_a_call_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("quota");
