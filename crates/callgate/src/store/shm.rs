@@ -35,7 +35,7 @@ use crate::rules::Secret;
 use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
 use counts::{Counts, Process};
-use file::{Edition, File, Locked, pair};
+use file::{Edition, File, Locked, pair, thawed};
 pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 use label::Label;
 pub(crate) use time::now;
@@ -367,7 +367,7 @@ impl Buckets {
                 } else {
                     // Whoever froze it is done, or has died.
                     let locked = self.file.lock().ok_or(Unsettled::Busy)?;
-                    seen = locked.thawed(word);
+                    seen = thawed(word, &locked);
                 }
                 continue;
             }
@@ -392,7 +392,7 @@ impl Buckets {
     ) -> Result<Frozen<'_>, Unsettled> {
         let (word, floor) = self.find_or_make(key, at, locked)?;
         loop {
-            let seen = locked.thawed(word);
+            let seen = thawed(word, locked);
             let carried = self.carried_at(word, seen, at)?;
             if word.swap(seen, carried.frozen()).is_ok() {
                 return Ok(Frozen {
@@ -423,7 +423,7 @@ impl Buckets {
         }
         let horizon = self.horizon();
         let full = self.bucket.reached(horizon).floor();
-        let pooled = self.carried_at(own, locked.thawed(own), at)?;
+        let pooled = self.carried_at(own, thawed(own, locked), at)?;
         let state = full.max(pooled.state);
         let stamp = self.file.stamp(self.edition);
         if let Some(word) = self.insert(key, Stamped { stamp, state }, at.now) {
