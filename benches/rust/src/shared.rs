@@ -152,7 +152,7 @@ impl Lmdb {
 
     fn draw(&self) -> bool {
         let mut writing = self.env.write_txn().expect("a transaction");
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = peers::nanos(self.start.elapsed());
         let found = self
             .database
             .get(&writing, TOOL.as_bytes())
@@ -198,7 +198,7 @@ impl Locked {
 
     fn draw(&self) -> bool {
         flock(&self.file, FlockOperation::LockExclusive).expect("a lock");
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = peers::nanos(self.start.elapsed());
         let mut bytes = [0; 8];
         self.file.read_exact_at(&mut bytes, 0).expect("8 bytes");
         let next = draw(u64::from_ne_bytes(bytes), now, self.burst);

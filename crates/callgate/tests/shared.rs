@@ -463,12 +463,12 @@ fn r21_whatever_bytes_are_in_the_file_calls_are_decided() {
         let (limiter, other) = (spoiled(&place.url, 3), spoiled(&place.url, 5));
         let ask = |limiter: &Limiter| {
             let tenants = ["a", "b", "c"].iter();
-            let calls = ["one", "each", "both", "any"].iter();
-            let all = calls.flat_map(|tool| {
-                let calls = tenants.clone();
-                calls.map(|tenant| Call::new(tool).field("tenant", tenant))
+            let tools = ["one", "each", "both", "any"].iter();
+            let asked = tools.flat_map(|tool| {
+                let each = tenants.clone();
+                each.map(|tenant| Call::new(tool).field("tenant", tenant))
             });
-            all.map(|call| taken(limiter, &call)).sum::<u64>()
+            asked.map(|call| taken(limiter, &call)).sum::<u64>()
         };
         let mut admitted = ask(&limiter);
         let (at, length) = [header, editions, rows, table][round % 4];

@@ -454,7 +454,7 @@ impl<'a> Draw<'a> {
     pub(crate) fn look(&self) -> Result<u64, Moved> {
         let state = match self.source {
             Source::Memory(buckets) => memory::look(buckets, self.key)?,
-            Source::Shared(buckets) => buckets.look(self.key, self.reached.now()),
+            Source::Shared(buckets) => buckets.look(self.key, self.reached.now())?,
         };
         Ok(state.max(self.floor))
     }

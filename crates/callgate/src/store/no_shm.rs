@@ -83,7 +83,7 @@ impl Buckets {
         match *self {}
     }
 
-    pub(crate) fn look(&self, _: Option<Key>, _: u64) -> u64 {
+    pub(crate) fn look(&self, _: Option<Key>, _: u64) -> Result<u64, Moved> {
         match *self {}
     }
 

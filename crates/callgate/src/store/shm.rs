@@ -35,7 +35,7 @@ use crate::rules::Secret;
 use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
 use counts::{Counts, Process};
-use file::{Edition, File, Locked, pair};
+use file::{Edition, File, Locked, pair, thawed};
 pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 use label::Label;
 pub(crate) use time::now;
@@ -64,11 +64,12 @@ enum Unsettled {
     Damaged,
 }
 
-/// States of other editions, and where they were seen.
+/// What a reading of the clock may be older than: a state of another edition, and where it was seen; or, at a limit's
+/// own bucket and without a stamp, the horizon.
 type Met = SmallVec<[(*const Word, Stamped); 4]>;
 
 thread_local! {
-    /// Those that this thread's last draw met: before it read the clock again.
+    /// What this thread met last: before it read the clock again.
     static MET: RefCell<Met> = const { RefCell::new(SmallVec::new_const()) };
 }
 
@@ -79,10 +80,28 @@ struct Moment {
     met: Met,
 }
 
+/// So many things are kept in mind: more than a call has limits.
+const MOST_MET: usize = 64;
+
 impl Moment {
     fn new(now: u64) -> Self {
-        let met = MET.take();
+        let met = MET.with_borrow(Met::clone);
         Self { now, met }
+    }
+
+    /// Goes on if the thread had seen this before it read the clock; else it is to read it again.
+    fn is_after(&self, word: &Word, seen: Stamped) -> Result<(), Unsettled> {
+        let met = (std::ptr::from_ref(word), seen);
+        if self.met.contains(&met) {
+            return Ok(());
+        }
+        MET.with_borrow_mut(|all| {
+            if all.len() == MOST_MET {
+                all.clear();
+            }
+            all.push(met);
+        });
+        Err(Unsettled::Stale)
     }
 }
 
@@ -319,22 +338,28 @@ impl Buckets {
     /// another edition reads the clock again, and carries the state if it is still the same.
     fn carried_at(&self, word: &Word, seen: Stamped, at: &Moment) -> Result<Stamped, Unsettled> {
         let carried = self.carried(seen, at.now).ok_or(Unsettled::Damaged)?;
-        let met = (std::ptr::from_ref(word), seen);
-        if carried == seen || at.met.contains(&met) {
-            return Ok(carried);
+        if carried != seen {
+            at.is_after(word, seen)?;
         }
-        MET.with_borrow_mut(|all| all.push(met));
-        Err(Unsettled::Stale)
+        Ok(carried)
     }
 
-    /// What a call's bucket holds, or would if it had one; changes nothing.
+    /// What a call's bucket holds, or would if it had one; changes nothing. Not where the clock is to be read again.
     ///
-    /// Where somebody is changing it, that is what it holds before. One that is still to be made may turn out to be
-    /// less full.
-    pub(crate) fn look(&self, key: Option<Key>, now: u64) -> u64 {
-        let known = key.and_then(|key| cells::find(self.file.cells(), self.key(key)));
-        let seen = known.map_or_else(|| self.own().load(), |(_, seen)| seen);
-        self.state(seen, now)
+    /// Where somebody is changing it, that is what it holds before.
+    pub(crate) fn look(&self, key: Option<Key>, now: u64) -> Result<u64, Moved> {
+        self.look_at(key, &Moment::new(now))
+    }
+
+    fn look_at(&self, key: Option<Key>, at: &Moment) -> Result<u64, Moved> {
+        let own = || self.state(self.own().load(), at.now);
+        let Some(key) = key.map(|key| self.key(key)) else {
+            return Ok(own());
+        };
+        match cells::find(self.file.cells(), key) {
+            Some((_, seen)) => Ok(self.state(seen, at.now)),
+            None => Ok(self.full(at).map_err(|_| Moved)?.max(own())),
+        }
     }
 
     /// A state in this edition's units. One of an edition that nobody knows is empty for ever.
@@ -343,10 +368,18 @@ impl Buckets {
         carried.map_or(crate::bucket::MAX_STATE, |carried| carried.state)
     }
 
-    /// No bucket gave up its cell at a later time. Under the lock.
-    fn horizon(&self) -> u64 {
+    /// The state of a full bucket that is made now.
+    ///
+    /// Since another one may have been full, and gave up its cell, by a later reading of the clock than the
+    /// caller's, the clock is then read again.
+    fn full(&self, at: &Moment) -> Result<u64, Unsettled> {
         let horizon = self.file.header().horizon.load(Ordering::Acquire);
-        horizon.min(MAX_NANOS)
+        let horizon = horizon.min(MAX_NANOS);
+        if horizon > at.now {
+            let (stamp, state) = (0, horizon);
+            at.is_after(self.own(), Stamped { stamp, state })?;
+        }
+        Ok(self.bucket.reached(horizon).floor())
     }
 
     /// What a cell holds, under this edition and once nobody has it frozen; none where it has become another
@@ -367,7 +400,7 @@ impl Buckets {
                 } else {
                     // Whoever froze it is done, or has died.
                     let locked = self.file.lock().ok_or(Unsettled::Busy)?;
-                    seen = locked.thawed(word);
+                    seen = thawed(word, &locked);
                 }
                 continue;
             }
@@ -392,7 +425,7 @@ impl Buckets {
     ) -> Result<Frozen<'_>, Unsettled> {
         let (word, floor) = self.find_or_make(key, at, locked)?;
         loop {
-            let seen = locked.thawed(word);
+            let seen = thawed(word, locked);
             let carried = self.carried_at(word, seen, at)?;
             if word.swap(seen, carried.frozen()).is_ok() {
                 return Ok(Frozen {
@@ -421,19 +454,13 @@ impl Buckets {
         if let Some((word, _)) = cells::find(cells, key) {
             return Ok((word, 0));
         }
-        let horizon = self.horizon();
-        let full = self.bucket.reached(horizon).floor();
-        let pooled = self.carried_at(own, locked.thawed(own), at)?;
+        let full = self.full(at)?;
+        let pooled = self.carried_at(own, thawed(own, locked), at)?;
         let state = full.max(pooled.state);
         let stamp = self.file.stamp(self.edition);
         if let Some(word) = self.insert(key, Stamped { stamp, state }, at.now) {
             self.file.is_removed();
-            // It may be full, but not at a time as old as the caller's.
-            return if horizon > at.now {
-                Err(Unsettled::Stale)
-            } else {
-                Ok((word, 0))
-            };
+            return Ok((word, 0));
         }
         if self.pooled.load(Ordering::Relaxed) == 0 {
             self.pooled.store(memory::POOLED, Ordering::Relaxed);
@@ -531,7 +558,7 @@ impl Buckets {
     pub(crate) fn peek(&self, now: u64) -> (u64, Option<usize>) {
         self.file.is_removed();
         let floor = self.paused(None, now).map_or(0, |pause| pause.floor);
-        let state = self.look(None, now).max(floor);
+        let state = self.state(self.own().load(), now).max(floor);
         let missing = self.bucket.reached(now).missing(state);
         let kept = self.split.then(|| self.kept(now));
         (self.bucket.fill(missing).tokens(), kept)
@@ -600,7 +627,10 @@ impl Buckets {
         if let Some((number, other)) = last {
             self.start_as_the_emptiest(number, &other.own, now);
         } else if self.own().load().edition() != self.edition {
-            self.lift_all(0, now);
+            // The limit's own last, since it tells whether this was done.
+            self.words_of(self.first)
+                .chain([self.own()])
+                .for_each(|word| self.lift(word, 0, now));
         }
         let latest = all.iter().map(used).max().unwrap_or(0);
         let next = latest.saturating_add(1);
@@ -616,20 +646,27 @@ impl Buckets {
             let seen = word.load();
             self.carried(seen, now()).map_or(0, |carried| carried.state)
         });
-        self.lift_all(states.max().unwrap_or(0), now);
+        self.lift(self.own(), states.max().unwrap_or(0), now);
+        // Keys without a cell start as the limit's own bucket.
+        for word in self.words_of(self.first) {
+            self.lift(word, 0, now);
+            let seen = word.load();
+            if self.is_mine(seen) && seen.state <= self.own().load().state {
+                // Not where somebody draws from it at this moment.
+                let _ = word.swap(seen, Stamped::UNUSED);
+            }
+        }
     }
 
-    /// Puts all buckets under this edition, none fuller than this; the limit's own last, since it tells.
-    fn lift_all(&self, least: u64, now: &dyn Fn() -> u64) {
-        for word in self.words_of(self.first).chain([self.own()]) {
-            let first = word.load();
-            let mut seen = first;
-            while seen.is_of(first)
-                && let Some(carried) = self.carried(seen, now())
-                && let Err(newer) = word.swap(seen, carried.with_state(carried.state.max(least)))
-            {
-                seen = newer;
-            }
+    /// Puts a bucket under this edition, no fuller than this.
+    fn lift(&self, word: &Word, least: u64, now: &dyn Fn() -> u64) {
+        let first = word.load();
+        let mut seen = first;
+        while seen.is_of(first)
+            && let Some(carried) = self.carried(seen, now())
+            && let Err(newer) = word.swap(seen, carried.with_state(carried.state.max(least)))
+        {
+            seen = newer;
         }
     }
 
@@ -672,20 +709,28 @@ fn seen<'a>(draw: &Draw<'a>, state: u64, floor: u64) -> Seen<'a> {
 
 /// Draws from all limits of a call, or from none.
 pub(crate) fn draw_all(draws: &[Draw<'_>], now: u64) -> Result<Verdict, Moved> {
-    let looked = draws.iter().filter_map(|draw| {
-        let state = draw.shared()?.look(draw.key, now);
-        Some(seen(draw, state, 0))
+    let decided = draw_all_at(draws, &Moment::new(now));
+    if decided.is_ok() {
+        MET.with_borrow_mut(Met::clear);
+    }
+    decided
+}
+
+fn draw_all_at(draws: &[Draw<'_>], at: &Moment) -> Result<Verdict, Moved> {
+    let shared = draws.iter().filter_map(|draw| Some((draw, draw.shared()?)));
+    let looked = shared.map(|(draw, buckets)| {
+        let state = buckets.look_at(draw.key, at)?;
+        Ok(seen(draw, state, 0))
     });
-    let looked: SmallVec<[_; 4]> = looked.collect();
-    if let Some(refused) = memory::refusal(&looked, now) {
+    let looked = looked.collect::<Result<SmallVec<[_; 4]>, Moved>>()?;
+    if let Some(refused) = memory::refusal(&looked, at.now) {
         return Ok(refused);
     }
-    let at = Moment::new(now);
     let verdict = match draws {
-        [only] => draw_one(only, &at),
+        [only] => draw_one(only, at),
         _ => Ok(None),
     };
-    let verdict = verdict.and_then(|one| one.map_or_else(|| charge(draws, &at), Ok));
+    let verdict = verdict.and_then(|one| one.map_or_else(|| charge(draws, at), Ok));
     verdict.or_else(|unsettled| match unsettled {
         Unsettled::Stale => Err(Moved),
         Unsettled::Busy => Ok(Verdict::Unavailable),

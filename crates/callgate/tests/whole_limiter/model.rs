@@ -17,7 +17,7 @@ pub(crate) struct Bucket {
     last: u64,
     /// The tokens by which callgate's bucket may be behind, since it rounds against the caller.
     behind: BigRational,
-    /// Whether it may be behind by more: see [`Model::look_back`].
+    /// Whether it may be behind by more: see [`Model::look_back`] and [`Held::is_back`].
     lenient: bool,
 }
 
@@ -117,8 +117,8 @@ pub(crate) struct Held {
     keys: HashMap<Key, Bucket>,
     /// No other limit has this number, not even one of the same name after this one was removed.
     born: usize,
-    /// How often other fields came to split it.
-    splits: usize,
+    /// What split it before, one after another.
+    splits: Vec<Vec<&'static str>>,
     /// The bursts and rates that it has had, the latest last.
     had: Vec<(BigRational, BigRational)>,
 }
@@ -171,7 +171,7 @@ impl Held {
     /// What the bound holds for: the bucket, and the calls of this kind, which fall into one bucket
     /// after the other as other fields split the limit.
     pub(crate) fn lines(&self, request: &Request) -> [String; 2] {
-        let Self { born, splits, .. } = self;
+        let (born, splits) = (self.born, self.splits.len());
         [
             format!("bucket {born} {splits} {:?}", self.key(request)),
             format!("calls {born} {}", request.kind()),
@@ -189,8 +189,15 @@ impl Held {
             per,
             keys: HashMap::new(),
             born,
-            splits: 0,
+            splits: Vec::new(),
         }
+    }
+
+    /// Whether the same fields split it before, in a store where other processes may have kept it that way.
+    ///
+    /// Those buckets count too, and have refilled at the old rate since.
+    fn is_back(&self, per: &[&'static str]) -> bool {
+        super::store::is_shared() && self.splits.iter().any(|split| split == per)
     }
 
     fn carried(&self, asked: &Asked, per: Vec<&'static str>, now: u64) -> Self {
@@ -198,7 +205,11 @@ impl Held {
         let (base, keys, splits) = if per == self.per {
             let keys = self.keys.iter();
             let keys = keys.map(|(key, bucket)| (key.clone(), bucket.carried(asked, now)));
-            (self.base.carried(asked, now), keys.collect(), self.splits)
+            (
+                self.base.carried(asked, now),
+                keys.collect(),
+                self.splits.clone(),
+            )
         } else {
             buckets.sort_by_key(|bucket| bucket.level(now));
             let behind = buckets.iter().map(|bucket| &bucket.behind).max();
@@ -211,7 +222,9 @@ impl Held {
             };
             let mut carried = emptiest.carried(asked, now);
             carried.behind += allowed(&self.base.rate) + allowed(&asked.given.rate);
-            (carried, HashMap::new(), self.splits + 1)
+            carried.lenient |= self.is_back(&per);
+            let splits = self.splits.iter().chain([&self.per]).cloned();
+            (carried, HashMap::new(), splits.collect())
         };
         let mut had = self.had.clone();
         had.push((base.burst.clone(), base.rate.clone()));

@@ -44,7 +44,8 @@ pub(super) struct Stamped {
 
 impl Stamped {
     const FREE: Self = Self { stamp: 0, state: 0 };
-    const UNUSED: Self = Self {
+    /// Of no key, after one.
+    pub(super) const UNUSED: Self = Self {
         stamp: USED,
         state: 0,
     };

@@ -597,25 +597,24 @@ impl Locked<'_> {
         word.store(freezing.into(), Ordering::SeqCst);
     }
 
-    /// What a word holds, which nobody has frozen but who has the lock.
-    #[expect(clippy::unused_self, reason = "only who has the lock may")]
-    pub(super) fn thawed(&self, word: &Word) -> Stamped {
-        let seen = word.load();
-        if seen.is_frozen() {
-            word.store(seen.thawed());
-        }
-        seen.thawed()
-    }
-
     #[cold]
     fn thaw_all(&self) {
         let cells = self.0.cells().iter().map(|cell| &cell.word);
         let own = self.0.editions().iter().map(|edition| &edition.own);
         for word in cells.chain(own) {
-            self.thawed(word);
+            thawed(word, self);
         }
         self.freezing(false);
     }
+}
+
+/// What a word holds, which nobody has frozen but who has the lock.
+pub(super) fn thawed(word: &Word, _locked: &Locked<'_>) -> Stamped {
+    let seen = word.load();
+    if seen.is_frozen() {
+        word.store(seen.thawed());
+    }
+    seen.thawed()
 }
 
 impl Drop for Locked<'_> {

@@ -34,6 +34,7 @@ fn what_others_drew_since_the_clock_was_read_does_not_come_back_at_a_higher_rate
     assert_eq!(draws(&slow, 5, 10 * MS), Some(true));
     assert_eq!(draws(&fast, 1, 0), None);
     assert_eq!(draws(&fast, 6, 10 * MS), Some(false));
+    assert_eq!(draws(&fast, 5, 10 * MS), None);
     assert_eq!(draws(&fast, 5, 10 * MS), Some(true));
     // A token a microsecond from then on, and not from 0 on.
     assert_eq!(draws(&fast, 2, 10 * MS + 1_000), Some(false));
@@ -83,10 +84,8 @@ fn r21_a_death_while_fields_change_makes_no_bucket_fuller() {
     };
     let key = store.secret().key("acme");
     let left = |buckets: &Buckets| {
-        let missing = buckets
-            .bucket()
-            .reached(0)
-            .missing(buckets.look(Some(key), 0));
+        let state = buckets.look(Some(key), 0).expect("no eviction");
+        let missing = buckets.bucket().reached(0).missing(state);
         buckets.bucket().fill(missing).tokens()
     };
     let tenants = of(&["tenant"]);
