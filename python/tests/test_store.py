@@ -548,6 +548,16 @@ def test_a_store_that_is_removed_is_told_once_and_goes_on(
     assert admitted(Limiter({"search": hourly(2)}, store=url), times=3) == 2
 
 
+def test_a_removed_store_is_noticed_by_calls_that_need_no_lock(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = Limiter({"search": hourly(2)}, store=url)
+    file_of(url).unlink()
+    assert admitted(limiter, times=5000) == 2
+    [told] = [record.getMessage() for record in caplog.records]
+    assert f"'{file_of(url)}' was removed" in told
+
+
 # Whoever has the lock and stops
 
 
