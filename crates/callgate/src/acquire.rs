@@ -150,8 +150,11 @@ impl Limiter {
             let answered = match &mut turn.asking {
                 None => None,
                 Some(asking) => match asking.poll(waker) {
-                    Poll::Ready(answered) => {
+                    Poll::Ready(mut answered) => {
                         turn.asking = None;
+                        if turn.is_simulated {
+                            answered.answer.just_came();
+                        }
                         Some(answered)
                     }
                     Poll::Pending => {
@@ -193,13 +196,13 @@ impl Limiter {
         limits: &[Arc<Limited>],
         tool: Option<Number>,
         call: &Call<'_>,
-        now: u64,
+        now: impl Fn() -> u64,
     ) -> Option<Decision<'_>> {
         let mut asked = Asked {
             limits,
             tool,
             call,
-            now,
+            now: now(),
         };
         let mut answered = None;
         loop {
@@ -207,9 +210,8 @@ impl Limiter {
                 Step::Decided(decision) => return Some(decision),
                 Step::Waits => return None,
                 Step::Asks(store, question, held) => {
-                    let started = Instant::now();
                     let answer = store.ask_blocking(*question);
-                    asked.now = asked.now.saturating_add(nanos(started.elapsed()));
+                    asked.now = now();
                     answered = Some(Answered { answer, held });
                 }
             }

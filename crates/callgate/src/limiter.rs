@@ -391,9 +391,13 @@ impl Limiter {
     pub(crate) fn decide_untraced(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
         loop {
             let rules = self.current.take();
-            let now = now();
+            let time = now();
             let decided = rules.with_limits(call.tool(), |limits, tool| {
-                self.decide_by(&rules, limits, tool, call, now)
+                if limits.iter().any(|limited| limited.is_held(time)) {
+                    self.decide_in_turn(&rules, limits, tool, call, &now)
+                } else {
+                    self.decide_by(&rules, limits, tool, call, time)
+                }
             });
             self.current.keep(rules);
             match decided {
@@ -454,7 +458,7 @@ impl Limiter {
         Some(overruled(rules, decision))
     }
 
-    /// Decides by any number of limits; not where a bucket has moved.
+    /// Decides by any number of limits; not where a bucket has moved, or has to be waited or asked for.
     fn decide_by(
         &self,
         rules: &Rules,
@@ -467,7 +471,7 @@ impl Limiter {
             return Some(Decision::UNRESTRICTED);
         }
         if limits.iter().any(|limited| limited.is_held(now)) {
-            return self.decide_in_turn(rules, limits, tool, call, now);
+            return None;
         }
         if let [only] = limits
             && let Some(decision) = self.decide_one(rules, only, tool, call, now)

@@ -106,7 +106,7 @@ impl Store {
         Answered {
             question,
             result,
-            at: Instant::now(),
+            came: None,
         }
     }
 
@@ -267,7 +267,7 @@ impl Asking {
         Poll::Ready(Answered {
             question: mem::take(&mut self.question),
             result,
-            at,
+            came: Some(at),
         })
     }
 }
@@ -277,14 +277,20 @@ impl Asking {
 pub(crate) struct Answered {
     question: Question,
     result: Result<Answer, Failure>,
-    at: Instant,
+    /// When it came, if not just now.
+    came: Option<Instant>,
 }
 
 impl Answered {
+    /// In simulated time an answer has no age.
+    pub(crate) fn just_came(&mut self) {
+        self.came = None;
+    }
+
     /// The verdict. Before that, this process's buckets take in what the answer tells of the store's.
     pub(crate) fn verdict(self, now: u64) -> Result<Verdict, Failure> {
         let answer = self.result?;
-        let age = self.at.elapsed();
+        let age = self.came.map_or(Duration::ZERO, |came| came.elapsed());
         let at = now.saturating_sub(nanos(age));
         for (part, found) in self.question.parts.iter().zip(&answer.limits) {
             part.buckets.learn(part, found, at);
