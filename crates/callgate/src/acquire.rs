@@ -149,7 +149,7 @@ impl Limiter {
         loop {
             let answered = match &mut turn.asking {
                 None => None,
-                Some(asking) => match asking.poll(waker) {
+                Some(asking) => match asking.poll(turn.listener.as_ref().unwrap_or(waker)) {
                     Poll::Ready(answered) => {
                         turn.asking = None;
                         Some(answered)
@@ -177,6 +177,7 @@ impl Limiter {
                 Ok(Step::Decided(decision)) => return Poll::Ready(decision),
                 Ok(Step::Waits) => return Poll::Pending,
                 Ok(Step::Asks(store, question, held)) => {
+                    let waker = turn.listener.as_ref().unwrap_or(waker);
                     let answer = store.ask(*question, waker);
                     turn.asking = Some(Asking { answer, held });
                 }
@@ -250,10 +251,14 @@ impl Limiter {
         let failure = failure.or_else(|| store?.failure());
         let rejection = failure.as_ref();
         let rejection = rejection.and_then(|failure| self.refused_by_store(limits, tool, failure));
+        // Where the store fails, it is not asked.
+        let alone = store.filter(|_| failure.is_some());
+        let count_alone = || alone.map_or((), redis::Store::count_alone);
         if let Some(rejection) = rejection {
             if let Some((turn, _)) = turn {
                 turn.place = None;
             }
+            count_alone();
             return Ok(Step::Decided(overruled(
                 rules,
                 Decision::Rejected(rejection),
@@ -304,6 +309,7 @@ impl Limiter {
                 Ok(fill) => {
                     let running = counter.admit(turn.map(|(turn, _)| turn));
                     drop(counter);
+                    count_alone();
                     self.warn_of_all(limits);
                     return Ok(Step::Decided(admitted(tool, fill, running)));
                 }
@@ -316,6 +322,7 @@ impl Limiter {
             return Ok(Step::Waits);
         }
         counter.settle();
+        count_alone();
         let Obstacle { reason, wait, .. } = refused.obstacle;
         limits[refused.place].buckets.count(false);
         let number = limits[refused.place].number;
@@ -500,6 +507,8 @@ pub struct Turn {
     home: Option<Home>,
     max_wait: Option<Duration>,
     asking: Option<Asking>,
+    /// What answers wake, if not who waits.
+    listener: Option<Waker>,
 }
 
 /// A store that is asked for a call.
@@ -569,6 +578,21 @@ impl Turn {
             max_wait,
             ..Self::default()
         }
+    }
+
+    /// Has the answers of a store wake this, on the store's thread, in place of the waker: for front ends that
+    /// can be woken from a thread of others' in one way only. Whoever hears of several answers of one batch
+    /// is woken when all are there.
+    #[must_use]
+    pub fn answered_by(mut self, waker: Waker) -> Self {
+        self.listener = Some(waker);
+        self
+    }
+
+    /// Whether a store is being asked: then there is no time to ask again at, since it wakes by its deadline.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        self.asking.is_some()
     }
 
     /// A turn of a call in simulated time, which may pass more slowly than the machine's: only the times that
