@@ -667,6 +667,9 @@ class Turn:
     def ask(self) -> Decision | None:
         """The decision, or None where there is none yet: then sleep, and ask again."""
 
+    def has_waited(self) -> bool:
+        """Whether it had to wait for its turn, and not for a store alone."""
+
     def take_thread(self) -> None:
         """Has it wait in a thread: to be said before it is asked."""
 

@@ -173,10 +173,7 @@ class Limiter(_callgate.Limiter):
             [True, True, True]
         """
         begun = self._begin(tool, cost, max_wait, fields)
-        if not isinstance(begun, Turn):
-            return begun
-        begun.take_thread()
-        return wait_in_thread(begun, "acquire_sync")
+        return wait_in_thread(begun, "acquire_sync") if isinstance(begun, Turn) else begun
 
     def limit(
         self,
@@ -317,8 +314,9 @@ async def wait(turn: Turn) -> Decision:
 
 
 def wait_in_thread(turn: Turn, name: str = "try_acquire") -> Decision:
-    """Waits in this thread, which a turn has taken, until it gives a decision. The name is of what waits."""
+    """Waits in this thread until a turn gives a decision. The name is of what waits."""
     _forget_closed()
+    turn.take_thread()
     try:
         if (decision := turn.ask()) is None and asyncio._get_running_loop() is not None:
             message = STOPS_THE_LOOP.format(name)

@@ -239,7 +239,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         except BaseException as error:
             traced.ended(error)
             raise
-        waited = isinstance(begun, Turn)
+        waited = isinstance(begun, Turn) and begun.has_waited()
         traced.decided(admitted=decision is None or decision.admitted, waited=waited)
         return decision
 

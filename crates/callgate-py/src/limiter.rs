@@ -748,11 +748,6 @@ fn ask_store<'py>(
         fields,
     };
     let turn = Turn::object(limiter, tool, call)?;
-    turn.get().take_thread()?;
-    if let Some(decision) = Turn::ask(&turn).inspect_err(|_| turn.get().leave())? {
-        turn.get().leave();
-        return Ok(decision);
-    }
     let wait = WAIT.import(tool.py(), "callgate._limiter", "wait_in_thread")?;
     Ok(wait.call1((turn,))?.cast_into()?)
 }

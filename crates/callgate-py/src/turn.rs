@@ -38,6 +38,7 @@ pub(crate) struct Turn {
     timed: Mutex<Option<Timed>>,
     /// Of a thread that waits by itself, while it asks a store.
     bell: Mutex<Option<Arc<Bell>>>,
+    has_waited: AtomicBool,
 }
 
 /// All of a call but its tool.
@@ -109,7 +110,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pymethods]
 impl Turn {
     /// The decision, or None where there is none yet: then sleep, and ask again.
-    pub(crate) fn ask<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Decision>>> {
+    fn ask<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Decision>>> {
         let turn = slf.get();
         turn.awake();
         let limiter = turn.limiter.get();
@@ -118,11 +119,19 @@ impl Turn {
         }
         let tool = turn.tool.bind(slf.py());
         let waker = Waker::from(Arc::clone(&turn.sleeper));
-        limiter.poll(tool, &turn.call, &turn.core, &waker)
+        let decision = limiter.poll(tool, &turn.call, &turn.core, &waker);
+        let has_waited = lock(&turn.core).has_waited();
+        turn.has_waited.store(has_waited, Ordering::Relaxed);
+        decision
+    }
+
+    /// Whether it had to wait for its turn, and not for a store alone.
+    fn has_waited(&self) -> bool {
+        self.has_waited.load(Ordering::Relaxed)
     }
 
     /// This thread waits for it.
-    pub(crate) fn take_thread(&self) -> PyResult<()> {
+    fn take_thread(&self) -> PyResult<()> {
         if self.limiter.get().is_remote() {
             let bell = Bell::of_thread()?;
             let core = callgate::Turn::of(None, self.call.max_wait);
@@ -149,7 +158,7 @@ impl Turn {
     }
 
     /// Gives up its place.
-    pub(crate) fn leave(&self) {
+    fn leave(&self) {
         self.awake();
         // Dropped when nothing is locked: it has the next one come.
         let left = mem::take(&mut *lock(&self.core));
@@ -189,6 +198,7 @@ impl Turn {
             sleeper: Arc::default(),
             timed: Mutex::default(),
             bell: Mutex::default(),
+            has_waited: AtomicBool::new(false),
         };
         Bound::new(tool.py(), turn)
     }

@@ -86,14 +86,12 @@ impl Limiter {
         }
         let mut turn = Turn::of(None, max_wait);
         let mut timer: Option<Delay> = None;
-        let mut has_waited = false;
         let decision = poll_fn(|context| {
             turn.home = HERE.try_with(Home::clone).ok();
             loop {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
                     return Poll::Ready(decision);
                 }
-                has_waited |= turn.place.is_some();
                 let timer = match &mut timer {
                     Some(timer) => {
                         timer.reset(turn.wait);
@@ -107,7 +105,7 @@ impl Limiter {
             }
         })
         .await;
-        if let Some(traced) = traced.as_mut().filter(|_| has_waited) {
+        if let Some(traced) = traced.as_mut().filter(|_| turn.has_waited) {
             traced.waited();
         }
         decided(decision, traced)
@@ -507,6 +505,7 @@ pub struct Turn {
     home: Option<Home>,
     max_wait: Option<Duration>,
     asking: Option<Asking>,
+    has_waited: bool,
     /// What answers wake, if not who waits.
     listener: Option<Waker>,
 }
@@ -587,6 +586,12 @@ impl Turn {
     pub fn answered_by(mut self, waker: Waker) -> Self {
         self.listener = Some(waker);
         self
+    }
+
+    /// Whether the call has had to wait for its turn.
+    #[must_use]
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
     }
 
     /// Whether a store is being asked: then there is no time to ask again at, since it wakes by its deadline.
@@ -916,6 +921,7 @@ impl Counter<'_, '_, '_> {
             arrival: turn.arrival,
             is_left: false,
         });
+        turn.has_waited = true;
         turn.wait = Duration::from_nanos(at.saturating_sub(now).max(1));
         self.settle();
         true

@@ -148,8 +148,8 @@ def test_metrics_tell_of_each_store_and_never_go_down(server: Server) -> None:
     server.stop()
     while not seen()[3][""]:
         assert limiter.try_acquire("lookup") is not None
+    assert limiter.try_acquire("lookup") is not None
     down_by_now = seen()
-    assert down_by_now[0]["failed"] >= 1
     assert down_by_now[2][""] >= 1
     del limiter
     assert seen() == [*down_by_now[:3], {"": 0}]
