@@ -25,9 +25,10 @@ use smallvec::SmallVec;
 
 use crate::rate::gcd;
 use crate::{ConfigError, Limit};
+pub use limits::StoreMeter;
 #[cfg(feature = "config")]
 pub(crate) use limits::check;
-pub(crate) use limits::{Answered, Asking, Buckets, Question, Store};
+pub(crate) use limits::{Answered, Asking, Buckets, Peeking, Question, Store};
 
 /// Decides a call; its head is the contract.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(CODE));
