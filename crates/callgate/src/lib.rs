@@ -48,8 +48,11 @@ pub use error::ConfigError;
 pub use limit::{Limit, MAX_BURST, MAX_WAIT, OnStoreError};
 pub use limiter::{Limiter, LimiterBuilder, Tool};
 pub use rate::{Count, Rate, Unit};
-#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
-pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
+#[cfg(all(
+    any(all(feature = "shm", target_os = "linux"), feature = "redis"),
+    not(loom)
+))]
+pub use store::inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::address::Address;
 use super::link::Link;
+use super::telling::Account;
 use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
 use crate::bucket::{Bucket, Fill, MAX_NANOS};
 use crate::clock::nanos;
@@ -75,10 +76,11 @@ impl Store {
             Some((old, new_keys)) => old.own.carry(bucket, split, new_keys, now),
             None => memory::Buckets::full(bucket, split),
         };
+        let account = Arc::new(Account::new(name, per, Terms::new(limit)?));
+        self.link.telling.add(&account);
         Ok(Buckets {
-            name: name.into(),
             keys: self.address.keys.clone(),
-            terms: Arc::new(Terms::new(limit)?),
+            account,
             own,
         })
     }
@@ -129,13 +131,14 @@ impl Store {
     /// Nobody waits for that: what is asked afterwards comes there afterwards.
     pub(crate) fn pause(&self, buckets: &Buckets, tool: Option<&str>, time: Duration) {
         let request = Request::Pause {
-            key: buckets.keys.pause(&buckets.name, tool),
+            key: buckets.keys.pause(&buckets.account.name, tool),
             time,
-            terms: Arc::clone(&buckets.terms),
+            terms: Arc::clone(&buckets.account.terms),
         };
-        let name = buckets.name.clone();
+        let account = Arc::clone(&buckets.account);
         self.link.ask(request, move |result| {
             if let Err(failure) = result {
+                let name = &account.name;
                 log::warn!("limit '{name}' is paused in this process only: {failure}");
             }
         });
@@ -145,9 +148,8 @@ impl Store {
 /// The buckets of one limit.
 #[derive(Debug)]
 pub(crate) struct Buckets {
-    name: Box<str>,
     keys: Keys,
-    terms: Arc<Terms>,
+    account: Arc<Account>,
     own: memory::Buckets,
 }
 
@@ -159,7 +161,23 @@ impl Buckets {
 
     /// Whether they are those of such a limit.
     pub(crate) fn are_of(&self, limit: &Limit, bucket: &Bucket) -> bool {
-        self.own.bucket == *bucket && Terms::new(limit).is_ok_and(|terms| terms == *self.terms)
+        self.own.bucket == *bucket
+            && Terms::new(limit).is_ok_and(|terms| terms == *self.account.terms)
+    }
+
+    /// Counts a decision, for those who look into the store.
+    pub(crate) fn count(&self, admitted: bool) {
+        self.account.count(admitted);
+    }
+
+    pub(crate) fn count_waiting(&self, waiting: usize) {
+        self.account.count_waiting(waiting);
+    }
+
+    /// Gives this process's memory back, and is told of no more.
+    pub(crate) fn close(&self) {
+        self.account.close();
+        self.own.close();
     }
 
     /// What a call asks of the limit, by its fields that split it and the tool by which it pauses; none for more
@@ -170,11 +188,12 @@ impl Buckets {
         tool: Option<&str>,
         cost: u64,
     ) -> Option<Ask> {
+        let Account { name, terms, .. } = &*self.account;
         Some(Ask {
-            price: self.terms.price(cost)?,
-            terms: Arc::clone(&self.terms),
-            bucket: self.keys.bucket(&self.name, fields),
-            pause: self.keys.pause(&self.name, tool),
+            price: terms.price(cost)?,
+            terms: Arc::clone(terms),
+            bucket: self.keys.bucket(name, fields),
+            pause: self.keys.pause(name, tool),
         })
     }
 
