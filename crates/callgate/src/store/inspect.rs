@@ -124,6 +124,7 @@ impl Inspection {
     pub fn open(store: &str) -> Result<Self, ConfigError> {
         match Place::of(store) {
             Ok(Place::Redis) => redis::Look::open(store),
+            Err(wrong) if store.contains("://") => Err(wrong),
             _ => shm::Look::open(store),
         }
     }
@@ -154,6 +155,7 @@ impl Inspection {
     pub fn remove(store: &str, force: bool) -> Result<Vec<u64>, ConfigError> {
         match Place::of(store) {
             Ok(Place::Redis) => redis::Look::remove(store, force),
+            Err(wrong) if store.contains("://") => Err(wrong),
             _ => shm::Look::remove(store, force),
         }
     }

@@ -311,7 +311,12 @@ impl Answered {
         let tokens = answer.limits.iter().map(|found| found.tokens).min();
         let fill = Fill::of(tokens.unwrap_or(0));
         Ok(match answer.refusing() {
-            None => Verdict::Admitted(fill),
+            None => {
+                for part in &self.question.parts {
+                    part.buckets.count(true);
+                }
+                Verdict::Admitted(fill)
+            }
             Some(place) => {
                 let wait = answer.limits[place].wait.saturating_sub(age);
                 Verdict::Refused(place, Some(wait.max(Duration::from_nanos(1))), fill)
