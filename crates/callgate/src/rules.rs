@@ -510,6 +510,12 @@ pub(crate) fn key_of(secret: &Secret, per: Vec<&str>, call: &Call<'_>) -> Key {
     secret.key_of(values)
 }
 
+/// A call's value of a field that splits a limit.
+#[cfg(all(feature = "redis", not(loom)))]
+pub(crate) fn value_of<'c>(field: &str, call: &Call<'c>) -> Option<&'c str> {
+    Part::new(field).value(call)
+}
+
 impl Tools {
     fn new(text: &str) -> Self {
         if text.contains(['*', '?']) {

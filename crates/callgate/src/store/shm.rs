@@ -36,7 +36,7 @@ use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
 use counts::{Counts, Process};
 use file::{Edition, File, Locked, pair, thawed};
-pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
+pub(crate) use inspect::Look;
 use label::Label;
 pub(crate) use time::now;
 use url::Url;
