@@ -86,14 +86,12 @@ impl Limiter {
         }
         let mut turn = Turn::of(None, max_wait);
         let mut timer: Option<Delay> = None;
-        let mut has_waited = false;
         let decision = poll_fn(|context| {
             turn.home = HERE.try_with(Home::clone).ok();
             loop {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
                     return Poll::Ready(decision);
                 }
-                has_waited |= turn.place.is_some();
                 let timer = match &mut timer {
                     Some(timer) => {
                         timer.reset(turn.wait);
@@ -107,7 +105,7 @@ impl Limiter {
             }
         })
         .await;
-        if let Some(traced) = traced.as_mut().filter(|_| has_waited) {
+        if let Some(traced) = traced.as_mut().filter(|_| turn.has_waited) {
             traced.waited();
         }
         decided(decision, traced)
@@ -149,9 +147,12 @@ impl Limiter {
         loop {
             let answered = match &mut turn.asking {
                 None => None,
-                Some(asking) => match asking.poll(waker) {
-                    Poll::Ready(answered) => {
+                Some(asking) => match asking.poll(turn.listener.as_ref().unwrap_or(waker)) {
+                    Poll::Ready(mut answered) => {
                         turn.asking = None;
+                        if turn.is_simulated {
+                            answered.answer.just_came();
+                        }
                         Some(answered)
                     }
                     Poll::Pending => {
@@ -177,6 +178,7 @@ impl Limiter {
                 Ok(Step::Decided(decision)) => return Poll::Ready(decision),
                 Ok(Step::Waits) => return Poll::Pending,
                 Ok(Step::Asks(store, question, held)) => {
+                    let waker = turn.listener.as_ref().unwrap_or(waker);
                     let answer = store.ask(*question, waker);
                     turn.asking = Some(Asking { answer, held });
                 }
@@ -193,13 +195,13 @@ impl Limiter {
         limits: &[Arc<Limited>],
         tool: Option<Number>,
         call: &Call<'_>,
-        now: u64,
+        now: impl Fn() -> u64,
     ) -> Option<Decision<'_>> {
         let mut asked = Asked {
             limits,
             tool,
             call,
-            now,
+            now: now(),
         };
         let mut answered = None;
         loop {
@@ -207,9 +209,8 @@ impl Limiter {
                 Step::Decided(decision) => return Some(decision),
                 Step::Waits => return None,
                 Step::Asks(store, question, held) => {
-                    let started = Instant::now();
                     let answer = store.ask_blocking(*question);
-                    asked.now = asked.now.saturating_add(nanos(started.elapsed()));
+                    asked.now = now();
                     answered = Some(Answered { answer, held });
                 }
             }
@@ -250,10 +251,14 @@ impl Limiter {
         let failure = failure.or_else(|| store?.failure());
         let rejection = failure.as_ref();
         let rejection = rejection.and_then(|failure| self.refused_by_store(limits, tool, failure));
+        // Where the store fails, it is not asked.
+        let alone = store.filter(|_| failure.is_some());
+        let count_alone = || alone.map_or((), redis::Store::count_alone);
         if let Some(rejection) = rejection {
             if let Some((turn, _)) = turn {
                 turn.place = None;
             }
+            count_alone();
             return Ok(Step::Decided(overruled(
                 rules,
                 Decision::Rejected(rejection),
@@ -304,6 +309,7 @@ impl Limiter {
                 Ok(fill) => {
                     let running = counter.admit(turn.map(|(turn, _)| turn));
                     drop(counter);
+                    count_alone();
                     self.warn_of_all(limits);
                     return Ok(Step::Decided(admitted(tool, fill, running)));
                 }
@@ -316,6 +322,7 @@ impl Limiter {
             return Ok(Step::Waits);
         }
         counter.settle();
+        count_alone();
         let Obstacle { reason, wait, .. } = refused.obstacle;
         limits[refused.place].buckets.count(false);
         let number = limits[refused.place].number;
@@ -500,6 +507,9 @@ pub struct Turn {
     home: Option<Home>,
     max_wait: Option<Duration>,
     asking: Option<Asking>,
+    has_waited: bool,
+    /// What answers wake, if not who waits.
+    listener: Option<Waker>,
 }
 
 /// A store that is asked for a call.
@@ -569,6 +579,27 @@ impl Turn {
             max_wait,
             ..Self::default()
         }
+    }
+
+    /// Has the answers of a store wake this, on the store's thread, in place of the waker: for front ends that
+    /// can be woken from a thread of others' in one way only. Whoever hears of several answers of one batch
+    /// is woken when all are there.
+    #[must_use]
+    pub fn answered_by(mut self, waker: Waker) -> Self {
+        self.listener = Some(waker);
+        self
+    }
+
+    /// Whether the call has had to wait for its turn.
+    #[must_use]
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// Whether a store is being asked: then there is no time to ask again at, since it wakes by its deadline.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        self.asking.is_some()
     }
 
     /// A turn of a call in simulated time, which may pass more slowly than the machine's: only the times that
@@ -893,6 +924,7 @@ impl Counter<'_, '_, '_> {
             arrival: turn.arrival,
             is_left: false,
         });
+        turn.has_waited = true;
         turn.wait = Duration::from_nanos(at.saturating_sub(now).max(1));
         self.settle();
         true

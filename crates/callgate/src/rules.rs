@@ -6,9 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
+use std::{iter, mem};
 
 use rustc_hash::FxBuildHasher;
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -56,6 +56,7 @@ pub(crate) struct Rules {
     default: Box<[Arc<Limited>]>,
     remembered: Box<[Remembered]>,
     pub(crate) dry_run: bool,
+    pub(crate) on_store_error: Option<OnStoreError>,
 }
 
 /// A tool that a limit names exactly.
@@ -198,7 +199,7 @@ impl<'a> Checked<'a> {
             limit,
             bucket: Bucket::new(limit)?,
             tools: Box::default(),
-            parts: std::iter::once(Part::Tool).chain(others).collect(),
+            parts: iter::once(Part::Tool).chain(others).collect(),
         })
     }
 
@@ -272,6 +273,7 @@ impl Rules {
             default: default.into(),
             remembered: (0..remembered).map(|_| RwLock::default()).collect(),
             dry_run: config.dry_run,
+            on_store_error: config.on_store_error,
             routes,
             limits,
         }
@@ -573,14 +575,21 @@ impl Secret {
         self.0
     }
 
+    /// No two calls that differ in a value hash the same bytes: these two are in no text.
     #[inline]
-    fn key_of<'v>(&self, values: impl Iterator<Item = Option<&'v str>>) -> Key {
+    fn key_of<'v>(&self, mut values: impl Iterator<Item = Option<&'v str>>) -> Key {
+        const NONE: &[u8] = b"\xfe";
+        const NEXT: &[u8] = b"\xff";
+        let bytes = |value: Option<&'v str>| value.map_or(NONE, str::as_bytes);
+        let first = bytes(values.next().flatten());
+        let Some(second) = values.next() else {
+            return Key::new(self.0.hash(first).as_u128());
+        };
         let mut hasher = self.hasher();
-        for value in values {
-            // No two calls that differ here write the same bytes.
-            let length = value.map_or(u64::MAX, |value| value.len() as u64);
-            hasher.write(&length.to_le_bytes());
-            hasher.write(value.unwrap_or_default().as_bytes());
+        hasher.write(first);
+        for value in iter::once(second).chain(values) {
+            hasher.write(NEXT);
+            hasher.write(bytes(value));
         }
         Key::new(hasher.finish128().as_u128())
     }

@@ -13,6 +13,7 @@ use common::{Given, config, limits, log_uniform};
 use num_bigint::BigInt;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+use store::Stored;
 
 /// A limiter's last nanosecond.
 const END: u64 = (1 << 63) - 1;
@@ -173,9 +174,9 @@ fn steps(count: usize) -> impl Strategy<Value = Vec<(When, Cost)>> {
 
 /// A limiter, the exact bucket that follows its admissions, and what has happened so far.
 struct Trace {
-    limiter: Limiter,
+    limiter: Stored,
     /// Is given the admitted calls only, and never looked at.
-    undisturbed: Limiter,
+    undisturbed: Stored,
     exact: Exact,
     burst: u64,
     windows: Windows,
@@ -323,14 +324,15 @@ impl Trace {
     }
 }
 
-fn limiter(given: &Given) -> Limiter {
+fn limiter(given: &Given) -> Stored {
     let builder = Limiter::builder().limit("tool", given.limit.clone());
     store::built(builder)
 }
 
-fn decide(limiter: &Limiter, now: u64, cost: u64) -> Decision<'_> {
+fn decide(limiter: &Stored, now: u64, cost: u64) -> Decision<'_> {
     let cost = NonZeroU64::new(cost).expect("a cost is never zero");
-    limiter.try_acquire_at(&Call::new("tool").cost(cost), Duration::from_nanos(now))
+    let (call, now) = (Call::new("tool").cost(cost), Duration::from_nanos(now));
+    limiter.at(now).try_acquire_at(&call, now)
 }
 
 proptest! {

@@ -106,7 +106,7 @@ fn threads_with_stale_readings_get_exactly_the_bound() {
         let now = nanos.fetch_add(1_000, Ordering::SeqCst);
         let stale = if call % 50 == 0 { 10_000_000 } else { 0 };
         let time = Duration::from_nanos(now.saturating_sub(stale));
-        u64::from(limiter.try_acquire_at(&CALL, time).is_admitted())
+        u64::from(limiter.at(time).try_acquire_at(&CALL, time).is_admitted())
     });
     let elapsed = nanos.load(Ordering::SeqCst);
     let rest = limiter.snapshot_at(Duration::from_nanos(elapsed)).remove(0);

@@ -19,6 +19,7 @@ use model::{Bucket, Held, Model, Spent};
 use num_bigint::BigInt;
 use num_rational::BigRational;
 use proptest::prelude::*;
+use store::Stored;
 
 /// A limiter's last nanosecond.
 const END: u64 = (1 << 63) - 1;
@@ -68,8 +69,9 @@ enum Outcome<'a> {
     Rejected(Rejection<'a>),
 }
 
-fn outcome<'a>(limiter: &'a Limiter, request: &'a Request, now: u64) -> Outcome<'a> {
-    let decision = limiter.try_acquire_at(&request.call(), Duration::from_nanos(now));
+fn outcome<'a>(limiter: &'a Stored, request: &'a Request, now: u64) -> Outcome<'a> {
+    let now = Duration::from_nanos(now);
+    let decision = limiter.at(now).try_acquire_at(&request.call(), now);
     match decision {
         Decision::Admitted(permit) => match permit.overruled() {
             Some(rejection) => {
@@ -87,10 +89,10 @@ fn outcome<'a>(limiter: &'a Limiter, request: &'a Request, now: u64) -> Outcome<
 
 /// A limiter, the model that follows its decisions, and what has happened so far.
 struct Trace {
-    limiter: Limiter,
+    limiter: Stored,
     /// Is given the admitted calls and the reloads only, and never looked at. None once a call came with
     /// an old reading: what that finds depends on which keys happen to be neighbours.
-    undisturbed: Option<Limiter>,
+    undisturbed: Option<Stored>,
     asked: Config,
     model: Model,
     now: u64,

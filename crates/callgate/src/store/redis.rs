@@ -28,9 +28,10 @@ use smallvec::SmallVec;
 
 use crate::rate::gcd;
 use crate::{ConfigError, Limit, Rate};
+pub use limits::StoreMeter;
 #[cfg(feature = "config")]
 pub(crate) use limits::check;
-pub(crate) use limits::{Answered, Asking, Buckets, Question, Store};
+pub(crate) use limits::{Answered, Asking, Buckets, Peeking, Question, Store};
 pub(crate) use look::Look;
 
 /// Decides a call; its head is the contract.

@@ -64,6 +64,9 @@ enum Unsettled {
     Damaged,
 }
 
+/// In so many calls it is looked once whether the file was removed.
+const SELDOM: u64 = 1 << 10;
+
 /// What a reading of the clock may be older than: a state of another edition, and where it was seen; or, at a limit's
 /// own bucket and without a stamp, the horizon.
 type Met = SmallVec<[(*const Word, Stamped); 4]>;
@@ -590,7 +593,10 @@ impl Buckets {
             } else {
                 &row.rejected
             };
-            count.fetch_add(1, Ordering::Relaxed);
+            // A limit that nothing splits has no other occasion to look.
+            if count.fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
+                self.file.is_removed();
+            }
         }
     }
 

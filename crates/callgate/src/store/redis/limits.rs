@@ -7,6 +7,7 @@
 //! fails, they decide in its place, and a process is given nothing then that it has spent before.
 
 use std::mem;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use super::telling::Account;
 use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
 use crate::bucket::{Bucket, Fill, MAX_NANOS};
 use crate::clock::nanos;
-use crate::store::{Key, Verdict, memory};
+use crate::store::{Key, StoreCounts, Verdict, memory};
 use crate::{ConfigError, Limit};
 
 /// Whether this is a store's URL; opens nothing.
@@ -32,14 +33,35 @@ pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
 #[derive(Debug)]
 pub(crate) struct Store {
     address: Address,
-    link: Link,
+    link: Arc<Link>,
+}
+
+/// What a store was asked, in numbers: may outlive its limiter. See [`Limiter::store_meter`].
+///
+/// [`Limiter::store_meter`]: crate::Limiter::store_meter
+#[derive(Clone, Debug)]
+pub struct StoreMeter(Arc<Link>);
+
+impl StoreMeter {
+    /// The numbers, as they are now.
+    #[must_use]
+    pub fn counts(&self) -> StoreCounts {
+        self.0.counts()
+    }
+}
+
+/// Who reads the meter does not keep the thread.
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.link.close();
+    }
 }
 
 impl Store {
     /// Connects to nothing yet.
     pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
         let address = Address::parse(url)?;
-        let link = Link::new(address.clone());
+        let link = Arc::new(Link::new(address.clone()));
         Ok(Self { address, link })
     }
 
@@ -56,6 +78,20 @@ impl Store {
     /// Why there is no answer, where the store is known to be down.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.link.failure()
+    }
+
+    /// Says that a decision was made without it.
+    pub(crate) fn count_alone(&self) {
+        self.link.count_alone();
+    }
+
+    pub(crate) fn meter(&self) -> StoreMeter {
+        StoreMeter(Arc::clone(&self.link))
+    }
+
+    /// Answers what was asked before, and nothing more.
+    pub(crate) fn close(&self) {
+        self.link.close();
     }
 
     /// Whether a limit is in range.
@@ -78,52 +114,52 @@ impl Store {
         };
         let account = Arc::new(Account::new(name, per, Terms::new(limit)?));
         self.link.telling.add(&account);
+        let keys = self.address.keys.clone();
         Ok(Buckets {
-            keys: self.address.keys.clone(),
+            whole: (keys.bucket(name, []), keys.pause(name, None)),
+            keys,
             account,
             own,
         })
     }
 
     /// Asks for a call's tokens; the answer wakes.
-    pub(crate) fn ask(&self, question: Question, waker: &Waker) -> Asking {
+    pub(crate) fn ask(&self, mut question: Question, waker: &Waker) -> Asking {
         let slot = Arc::new(Slot::default());
         slot.lock().waker = Some(waker.clone());
         let there = Arc::clone(&slot);
         self.link.ask(question.request(), move |result| {
             let mut state = there.lock();
             state.result = Some((result, Instant::now()));
-            let waker = state.waker.take();
-            drop(state);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            state.waker.take()
         });
         Asking { question, slot }
     }
 
     /// The same for a thread that has time.
-    pub(crate) fn ask_blocking(&self, question: Question) -> Answered {
+    pub(crate) fn ask_blocking(&self, mut question: Question) -> Answered {
         let result = self.link.ask_blocking(question.request());
         Answered {
             question,
             result,
-            at: Instant::now(),
+            came: None,
         }
     }
 
-    /// What these buckets hold, as far as the store tells; changes nothing.
-    pub(crate) fn peek<'b>(
-        &self,
-        buckets: impl Iterator<Item = &'b Buckets>,
-    ) -> Option<SmallVec<[Found; 2]>> {
+    /// Asks what these buckets hold, which changes nothing; none where nothing is to be asked.
+    pub(crate) fn peek<'b>(&self, buckets: impl Iterator<Item = &'b Buckets>) -> Option<Peeking> {
         let asks = buckets.map(|buckets| buckets.ask(std::iter::empty(), None, 0));
         let asks: SmallVec<_> = asks.collect::<Option<_>>()?;
         if asks.is_empty() {
-            return Some(SmallVec::new());
+            return None;
         }
-        let answer = self.link.ask_blocking(Request::Peek(asks));
-        answer.ok().map(|answer| answer.limits)
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.link.ask(Request::Peek(asks), move |result| {
+            // Nobody may wait for it any more.
+            let _ = answer.send(result);
+            None
+        });
+        Some(Peeking(answered))
     }
 
     /// Lets nobody draw for so long; of the default limit only from the buckets of a tool.
@@ -141,6 +177,7 @@ impl Store {
                 let name = &account.name;
                 log::warn!("limit '{name}' is paused in this process only: {failure}");
             }
+            None
         });
     }
 }
@@ -149,6 +186,8 @@ impl Store {
 #[derive(Debug)]
 pub(crate) struct Buckets {
     keys: Keys,
+    /// The bucket and the pause of a call without fields.
+    whole: (super::Key, super::Key),
     account: Arc<Account>,
     own: memory::Buckets,
 }
@@ -189,11 +228,19 @@ impl Buckets {
         cost: u64,
     ) -> Option<Ask> {
         let Account { name, terms, .. } = &*self.account;
+        let mut fields = fields.peekable();
+        let (bucket, pause) = &self.whole;
         Some(Ask {
             price: terms.price(cost)?,
             terms: Arc::clone(terms),
-            bucket: self.keys.bucket(name, fields),
-            pause: self.keys.pause(name, tool),
+            bucket: match fields.peek() {
+                None => bucket.clone(),
+                Some(_) => self.keys.bucket(name, fields),
+            },
+            pause: match tool {
+                None => pause.clone(),
+                Some(_) => self.keys.pause(name, tool),
+            },
         })
     }
 
@@ -248,8 +295,9 @@ impl Question {
         }
     }
 
-    fn request(&self) -> Request {
-        Request::Take(self.asks.clone())
+    /// To be sent once.
+    fn request(&mut self) -> Request {
+        Request::Take(mem::take(&mut self.asks))
     }
 }
 
@@ -286,8 +334,27 @@ impl Asking {
         Poll::Ready(Answered {
             question: mem::take(&mut self.question),
             result,
-            at,
+            came: Some(at),
         })
+    }
+}
+
+/// Nobody waits for the answer.
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.slot.lock().waker = None;
+    }
+}
+
+/// Buckets that the store is asked about.
+#[derive(Debug)]
+pub(crate) struct Peeking(Receiver<Result<Answer, Failure>>);
+
+impl Peeking {
+    /// Waits for what they hold.
+    pub(crate) fn wait(self) -> Option<SmallVec<[Found; 2]>> {
+        let answer = self.0.recv().ok()?.ok()?;
+        Some(answer.limits)
     }
 }
 
@@ -296,14 +363,20 @@ impl Asking {
 pub(crate) struct Answered {
     question: Question,
     result: Result<Answer, Failure>,
-    at: Instant,
+    /// When it came, if not just now.
+    came: Option<Instant>,
 }
 
 impl Answered {
+    /// In simulated time an answer has no age.
+    pub(crate) fn just_came(&mut self) {
+        self.came = None;
+    }
+
     /// The verdict. Before that, this process's buckets take in what the answer tells of the store's.
     pub(crate) fn verdict(self, now: u64) -> Result<Verdict, Failure> {
         let answer = self.result?;
-        let age = self.at.elapsed();
+        let age = self.came.map_or(Duration::ZERO, |came| came.elapsed());
         let at = now.saturating_sub(nanos(age));
         for (part, found) in self.question.parts.iter().zip(&answer.limits) {
             part.buckets.learn(part, found, at);
