@@ -21,18 +21,31 @@ Example:
 import atexit
 import os
 
-from callgate import _callgate
-from callgate._callgate import Decision, LimitSnapshot, ToolRateLimit, Trace, __version__
+from callgate import _callgate, _limiter
+from callgate._callgate import (
+    Decision,
+    LimitSnapshot,
+    StoreCounts,
+    ToolRateLimit,
+    Trace,
+    __version__,
+)
 from callgate._errors import CallgateError, ConfigError, RateLimitExceeded, StoreError
 from callgate._limiter import Limiter
 
 if hasattr(os, "register_at_fork"):
     # A child counts what it decides itself: its parent goes on reporting what came before. And it has only
     # the one thread: none of the parent's others waits in it, or runs calls.
+    os.register_at_fork(
+        before=_callgate.before_fork,
+        after_in_parent=_callgate.after_fork_in_parent,
+        after_in_child=_callgate.after_fork,
+    )
     os.register_at_fork(after_in_child=_callgate.reset_decision_counts)
-    os.register_at_fork(after_in_child=_callgate.after_fork)
+    os.register_at_fork(after_in_child=_limiter.after_fork)
 
 atexit.register(_callgate.flush_traces)
+atexit.register(_callgate.flush_log)
 
 __all__ = [
     "CallgateError",
@@ -41,6 +54,7 @@ __all__ = [
     "LimitSnapshot",
     "Limiter",
     "RateLimitExceeded",
+    "StoreCounts",
     "StoreError",
     "ToolRateLimit",
     "Trace",

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from threading import Lock
 from types import EllipsisType
-from typing import Any, Literal, SupportsIndex, final
+from typing import Any, Literal, SupportsIndex, TypeAlias, final
 
 from typing_extensions import Self, disjoint_base
 
@@ -15,19 +15,26 @@ __all__ = [
     "Home",
     "LimitSnapshot",
     "Limiter",
+    "StoreCounts",
     "ToolRateLimit",
     "Trace",
     "TracedCall",
     "Turn",
     "__version__",
     "after_fork",
+    "after_fork_in_parent",
+    "before_fork",
     "decision_counts",
+    "flush_log",
     "flush_traces",
     "main",
     "reset_decision_counts",
     "restore_decision",
     "restore_limit",
+    "store_counts",
 ]
+
+_OnStoreError: TypeAlias = Literal["local", "deny", "admit", "raise"]
 
 __version__: str
 
@@ -58,6 +65,8 @@ class ToolRateLimit:
             4,294,967,295; where fields split the limit, so many for each of its buckets. None for
             any number.
         cost: What a call spends that does not say its cost itself: from 1 token to the burst.
+        on_store_error: What becomes of a call while a Redis store fails, as in `Limiter`, which says it for
+            all limits that do not.
 
     Raises:
         ConfigError: If a value is of the wrong kind or out of range.
@@ -80,6 +89,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
+        on_store_error: _OnStoreError | None = None,
     ) -> ToolRateLimit: ...
     @classmethod
     def per_minute(
@@ -92,6 +102,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
+        on_store_error: _OnStoreError | None = None,
     ) -> ToolRateLimit:
         """A limit of so many requests a minute.
 
@@ -103,6 +114,7 @@ class ToolRateLimit:
             max_wait: As in `ToolRateLimit`.
             max_concurrent: As in `ToolRateLimit`.
             cost: As in `ToolRateLimit`.
+            on_store_error: As in `ToolRateLimit`.
 
         Raises:
             ConfigError: If a value is of the wrong kind or out of range.
@@ -124,6 +136,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
+        on_store_error: _OnStoreError | None = None,
     ) -> ToolRateLimit:
         """A limit whose rate is written as services write it.
 
@@ -135,6 +148,7 @@ class ToolRateLimit:
             max_wait: As in `ToolRateLimit`.
             max_concurrent: As in `ToolRateLimit`.
             cost: As in `ToolRateLimit`.
+            on_store_error: As in `ToolRateLimit`.
 
         Raises:
             ConfigError: If the rate cannot be read, or a value is of the wrong kind or out of range.
@@ -157,6 +171,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
+        on_store_error: _OnStoreError | None = None,
     ) -> ToolRateLimit:
         """A limit of never more than so many tokens in any second, minute, hour or day.
 
@@ -173,6 +188,7 @@ class ToolRateLimit:
             max_wait: As in `ToolRateLimit`.
             max_concurrent: As in `ToolRateLimit`.
             cost: As in `ToolRateLimit`.
+            on_store_error: As in `ToolRateLimit`.
 
         Raises:
             ConfigError: If a value is of the wrong kind or out of range.
@@ -216,6 +232,10 @@ class ToolRateLimit:
     @property
     def cost(self) -> int:
         """What a call spends that does not say its cost itself, in tokens."""
+
+    @property
+    def on_store_error(self) -> _OnStoreError | None:
+        """What becomes of a call while a Redis store fails; None where the limiter says it."""
 
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -306,14 +326,18 @@ class LimitSnapshot:
 
     @property
     def remaining(self) -> int | None:
-        """The whole tokens in the bucket; None where fields split the limit: each bucket has its own."""
+        """The whole tokens in the bucket.
+
+        None where fields split the limit, since each bucket has its own, or a Redis store does not tell.
+        """
 
     @property
     def buckets(self) -> int:
         """How many buckets are kept: 1 where no field splits the limit.
 
         Where some do: those that are not full, and those that were not when last looked at. A
-        limit keeps at most about a million; beyond that, calls with other fields share one.
+        limit keeps at most about a million; beyond that, calls with other fields share one. Of those in
+        a Redis store, as many as this process knows of.
         """
 
     @property
@@ -322,6 +346,36 @@ class LimitSnapshot:
 
         Of the default limit, the tool for which that is longest.
         """
+
+@final
+class StoreCounts:
+    """What a limiter has asked of its Redis store, in this process: see `Limiter.store_counts`.
+
+    Equal by value.
+    """
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the store is known to be down: it is not asked until it answers again."""
+
+    @property
+    def answered(self) -> int:
+        """The requests that were answered."""
+
+    @property
+    def seconds(self) -> float:
+        """How long those took in all, from when they were asked."""
+
+    @property
+    def failed(self) -> int:
+        """The requests that failed, or were late."""
+
+    @property
+    def alone(self) -> int:
+        """The decisions that were made without the store, as `on_store_error` says."""
+
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
 
 @disjoint_base
 class Limiter:
@@ -333,6 +387,7 @@ class Limiter:
         *,
         default: ToolRateLimit | None = None,
         store: str | None = None,
+        on_store_error: _OnStoreError | None = None,
         dry_run: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> Self: ...
@@ -368,7 +423,11 @@ class Limiter:
     def try_acquire(
         self, tool: str, *, cost: SupportsIndex = ..., **fields: str | int | None
     ) -> Decision:
-        """Decides on one call, at once.
+        """Decides on one call, at once: never waits for tokens.
+
+        A Redis store is asked, and waited for up to its timeout, unless it is known that it would refuse; other
+        threads run meanwhile. In a thread that runs an event loop that would stop the loop, and
+        `RuntimeWarning` is given: there, await `acquire`.
 
         Args:
             tool: The tool's name. One that is no valid Unicode is matched as its replacement text.
@@ -384,6 +443,8 @@ class Limiter:
         Raises:
             ConfigError: If the name, the cost or a field is not what it should be, or the injected
                 clock returned something else than a finite number.
+            StoreError: If a Redis store fails and a limit's `on_store_error` is ``"raise"``, or the
+                limiter is closed.
 
         Example:
             >>> from callgate import Limiter, ToolRateLimit
@@ -412,7 +473,7 @@ class Limiter:
                 is no default: what could not be fetched must not lift every limit.
             default: With a mapping, the limit of all other tools, or None for none; it stays as it
                 is where this is left out. A file says it itself.
-            dry_run: The same of the dry run.
+            dry_run: The same of the dry run. So does the limiter's `on_store_error` stay as it is.
 
         Raises:
             ConfigError: If anything is not what it should be. The limits before then stay in
@@ -432,7 +493,10 @@ class Limiter:
         """What each limit's buckets hold now, by the limit's name. Looking spends nothing.
 
         The limits are in the order they were given, the one for all other tools last, as
-        ``"[default]"``.
+        ``"[default]"``. A Redis store is asked, and waited for up to its timeout, while other threads run.
+
+        Raises:
+            StoreError: If the limiter is closed.
 
         Example:
             >>> from callgate import Limiter, ToolRateLimit
@@ -458,6 +522,7 @@ class Limiter:
         Raises:
             ConfigError: If no limit holds for the tool, or not the one that is named, or a value is not
                 what it should be.
+            StoreError: If the limiter is closed.
 
         Example:
             >>> from callgate import Limiter, ToolRateLimit
@@ -466,6 +531,41 @@ class Limiter:
             >>> decision = limiter.try_acquire("search")
             >>> decision.reason, decision.retry_after
             ('paused', 10.5)
+        """
+
+    def store_counts(self) -> StoreCounts | None:
+        """What was asked of a Redis store in this process; None with another store.
+
+        Agent Framework's middleware reports the same to OpenTelemetry, for all limiters of a store together.
+
+        Example:
+            >>> from callgate import Limiter, ToolRateLimit
+            >>> url = "redis://127.0.0.1:1?prefix=example"
+            >>> limiter = Limiter({"search": ToolRateLimit(1, burst=5)}, store=url, on_store_error="deny")
+            >>> limiter.try_acquire("search").reason  # nobody is there
+            'store'
+            >>> counts = limiter.store_counts()
+            >>> counts.answered, counts.failed, counts.alone, counts.is_down
+            (0, 1, 1, True)
+        """
+
+    def close(self) -> None:
+        """Lets go of a Redis store: its connection and its thread end.
+
+        What was asked before is answered, or late after the store's timeout; nobody waits for that here. From
+        now on every call raises `StoreError`, and so do `pause` and `snapshot`; calls that wait for their
+        turn are woken to raise it too. It may be called again. With other stores it does nothing.
+
+        Example:
+            >>> from callgate import Limiter, StoreError, ToolRateLimit
+            >>> url = "redis://127.0.0.1:6379/0?prefix=example"
+            >>> with Limiter({"search": ToolRateLimit(1, burst=5)}, store=url) as limiter:
+            ...     pass  # limiter.try_acquire("search"), and so on
+            >>> try:
+            ...     limiter.try_acquire("search")
+            ... except StoreError as error:
+            ...     print(error)
+            the limiter is closed
         """
 
     def _admit(
@@ -567,6 +667,15 @@ class Turn:
     def ask(self) -> Decision | None:
         """The decision, or None where there is none yet: then sleep, and ask again."""
 
+    def has_waited(self) -> bool:
+        """Whether it had to wait for its turn, and not for a store alone."""
+
+    def take_thread(self) -> None:
+        """Has it wait in a thread: to be said before it is asked."""
+
+    def asks_at(self) -> int | None:
+        """The file descriptor to read from until a store has answered, where one is being asked."""
+
     def sleep(self, on: Lock) -> float:
         """Sleeps on a lock that is locked: returns how many seconds to wait for it."""
 
@@ -581,8 +690,18 @@ class Home:
     """
 
     def __new__(cls) -> Home: ...
-    def take_in(self, turn: Turn) -> None:
-        """Has a turn wait here."""
+    def take_in(self, turn: Turn) -> int | None:
+        """Has a turn wait here.
+
+        Returns:
+            The file descriptor to listen to, where a store is to be asked and the loop does not listen yet.
+        """
+
+    def listens(self) -> None:
+        """The loop listens."""
+
+    def answered(self) -> list[Future[None]]:
+        """The futures of those whom a store has answered."""
 
     def sleep(self, turn: Turn, on: Future[None]) -> float | None:
         """Sleeps on a future.
@@ -601,7 +720,10 @@ class Home:
         """The event loop is closed: nobody who waits in it will come."""
 
 def after_fork() -> None: ...
+def after_fork_in_parent() -> None: ...
+def before_fork() -> None: ...
 def decision_counts() -> list[tuple[str, str | None, str, int]]: ...
+def flush_log() -> None: ...
 def flush_traces() -> None: ...
 def main(argv: Sequence[str]) -> int: ...
 def reset_decision_counts() -> None: ...
@@ -614,3 +736,4 @@ def restore_decision(
     retry_after: float | None,
 ) -> Decision: ...
 def restore_limit(parts: Mapping[str, object]) -> ToolRateLimit: ...
+def store_counts() -> list[tuple[str, StoreCounts]]: ...

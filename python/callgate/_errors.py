@@ -32,7 +32,10 @@ class ConfigError(CallgateError, ValueError):
 
 
 class StoreError(CallgateError):
-    """A store could not answer. The memory store always can."""
+    """A Redis store could not be asked about a call, and a limit says to raise an error then.
+
+    Or its limiter is closed. The memory store can always be asked.
+    """
 
     __module__ = "callgate"
 

@@ -1,11 +1,17 @@
-"""`Limiter`: the extension's, and waiting, which Python does with its own loops, timers and locks."""
+"""`Limiter`: the extension's, and waiting, which Python does with its own loops, timers and locks.
+
+A Redis store's answers come from a thread of the extension's that does not know Python: it makes a file
+descriptor readable, to which an event loop listens, or a thread that waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import itertools
+import os
 import threading
 import traceback
 import warnings
@@ -13,18 +19,21 @@ import weakref
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextlib import suppress
-from types import EllipsisType
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar
 
 from callgate import _callgate
 from callgate._callgate import Decision, Home, Turn
-from callgate._errors import ConfigError, RateLimitExceeded
+from callgate._errors import ConfigError, RateLimitExceeded, StoreError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 STOPS_THE_LOOP = (
-    "acquire_sync waits in a thread that runs an event loop, which stops meanwhile: "
+    "{} waits in a thread that runs an event loop, which stops meanwhile: "
     "await limiter.acquire there, or decorate an async function"
 )
 
@@ -43,10 +52,19 @@ class Limiter(_callgate.Limiter):
         limits: The limits by name. A limit's name is its tool, or a pattern of tools such as
             ``"crm_*"``, unless the limit names its `tools` itself.
         default: The limit of each tool that no other limit holds for, with a bucket for each of them.
-        store: The URL of a store that other processes share, such as ``"shm:/run/myapp/callgate"``: a
+        store: The URL of a store that other processes share. ``"shm:/run/myapp/callgate"`` is a
             file in memory, for all processes of this host and user (Linux). The folder has to exist.
-            ``?slots=N`` says for how many buckets it is made, 65,536 unless given. Without a store the
-            buckets are this process's own.
+            ``?slots=N`` says for how many buckets it is made, 65,536 unless given.
+            ``"redis://user:password@host:6379/0?prefix=myapp&timeout=250ms"`` is a Redis or Valkey server, for
+            any number of hosts; ``rediss://…`` over TLS, ``unix:///path/to/socket?prefix=myapp``,
+            ``redis+sentinel://host:26379/service/0?prefix=myapp``. The prefix keeps applications apart; no call
+            waits for an answer longer than the timeout, from 1 ms to 60 s. The limiter is made whether the
+            server is there or not. Without a store the buckets are this process's own.
+        on_store_error: What becomes of a call while a Redis store fails, where its limits do not say it.
+            ``"local"``, the default: a bucket of this process at the same limit decides, so that N processes
+            admit up to N times as much together. ``"deny"``: it is rejected, with the reason ``"store"``.
+            ``"admit"``: it passes. ``"raise"``: `StoreError` is raised. Of several limits the strictest says
+            it: raise, deny, local, admit.
         dry_run: Whether to let every call pass, and only say and count what would have been
             refused. What would have been refused spends nothing, and nothing waits.
         clock: Not beside a store. A callable that returns the time in seconds as a float, as `time.monotonic` does;
@@ -60,6 +78,8 @@ class Limiter(_callgate.Limiter):
 
     Raises:
         ConfigError: If a limit or another value is not what it should be, or the store cannot be used.
+
+    A limiter may be used in a ``with`` or ``async with`` block, at whose end it is closed: see `close`.
 
     Example:
         >>> from callgate import Limiter, ToolRateLimit
@@ -89,7 +109,8 @@ class Limiter(_callgate.Limiter):
         once. Of several limits that refuse a call it waits for the one that does so for the longest.
         While calls wait for a bucket, others are refused there or wait behind them. A turn comes up to
         50 ms later than `max_wait` where timers are late. Whoever is cancelled gives up the place, and
-        spends nothing. It never blocks the event loop.
+        spends nothing, but for a Redis store that is being asked: it may have charged the call. It never
+        blocks the event loop.
 
         Args:
             tool: The tool's name.
@@ -103,6 +124,7 @@ class Limiter(_callgate.Limiter):
 
         Raises:
             ConfigError: As in `try_acquire`, or if `max_wait` is not what it should be.
+            StoreError: As in `try_acquire`.
 
         Example:
             >>> import asyncio
@@ -142,6 +164,7 @@ class Limiter(_callgate.Limiter):
 
         Raises:
             ConfigError: As in `acquire`.
+            StoreError: As in `try_acquire`.
 
         Example:
             >>> from callgate import Limiter, ToolRateLimit
@@ -150,7 +173,7 @@ class Limiter(_callgate.Limiter):
             [True, True, True]
         """
         begun = self._begin(tool, cost, max_wait, fields)
-        return wait_sync(begun) if isinstance(begun, Turn) else begun
+        return wait_in_thread(begun, "acquire_sync") if isinstance(begun, Turn) else begun
 
     def limit(
         self,
@@ -174,7 +197,7 @@ class Limiter(_callgate.Limiter):
 
         Returns:
             The decorator. What it decorates raises `RateLimitExceeded` for a call that is rejected,
-            which does not run.
+            which does not run, and `StoreError` as `try_acquire` does.
 
         Raises:
             ConfigError: If a value is not what it should be; and from the decorator, for what is no
@@ -215,6 +238,32 @@ class Limiter(_callgate.Limiter):
 
         return decorate
 
+    async def aclose(self) -> None:
+        """`close`, for ``async with`` and the like. It waits for nothing either."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
 
 def _admitted(decision: Decision) -> Decision:
     if not decision:
@@ -248,7 +297,9 @@ async def wait(turn: Turn) -> Decision:
     """Waits in the running event loop until a turn gives a decision."""
     loop = asyncio.get_running_loop()
     home = _home(loop)
-    home.take_in(turn)
+    descriptor = home.take_in(turn)
+    if descriptor is not None:
+        _listen(loop, home, descriptor)
     try:
         while (decision := turn.ask()) is None:
             future = loop.create_future()
@@ -262,17 +313,23 @@ async def wait(turn: Turn) -> Decision:
         turn.leave()
 
 
-def wait_sync(turn: Turn) -> Decision:
-    """Waits in this thread until a turn gives a decision."""
+def wait_in_thread(turn: Turn, name: str = "try_acquire") -> Decision:
+    """Waits in this thread until a turn gives a decision. The name is of what waits."""
     _forget_closed()
+    turn.take_thread()
     try:
         if (decision := turn.ask()) is None and asyncio._get_running_loop() is not None:
-            warnings.warn(STOPS_THE_LOOP, RuntimeWarning, stacklevel=_frames_here())
+            message = STOPS_THE_LOOP.format(name)
+            warnings.warn(message, RuntimeWarning, stacklevel=_frames_here())
         while decision is None:
-            lock = threading.Lock()
-            lock.acquire()
-            # Python runs signal handlers in here, and one that raises ends it.
-            lock.acquire(timeout=turn.sleep(lock))
+            # Python runs signal handlers in either wait, and one that raises ends it.
+            descriptor = turn.asks_at()
+            if descriptor is not None:
+                os.read(descriptor, 64)
+            else:
+                lock = threading.Lock()
+                lock.acquire()
+                lock.acquire(timeout=turn.sleep(lock))
             decision = turn.ask()
         return decision
     finally:
@@ -321,6 +378,24 @@ def _home(loop: AbstractEventLoop) -> Home:
     return _homes.setdefault(here, Home())
 
 
+def _listen(loop: AbstractEventLoop, home: Home, descriptor: int) -> None:
+    """Has a loop wake those whom a store has answered."""
+    try:
+        # In a context of its own: the one of who came first would live as long as the loop.
+        contextvars.Context().run(loop.add_reader, descriptor, _wake_answered, home)
+    except NotImplementedError:
+        raise StoreError(
+            f"a Redis store cannot be awaited in {loop!r}, which has no add_reader: "
+            "await asyncio.to_thread(limiter.acquire_sync, …) there"
+        ) from None
+    home.listens()
+
+
+def _wake_answered(home: Home) -> None:
+    for future in home.answered():
+        _finish(future)
+
+
 def _ring(home: Home) -> None:
     """Wakes those who are due in the running event loop."""
     futures, delay = home.due()
@@ -328,6 +403,11 @@ def _ring(home: Home) -> None:
         _finish(future)
     if delay is not None:
         asyncio.get_running_loop().call_later(delay, _ring, home)
+
+
+def after_fork() -> None:
+    """Listens to nothing in this process that is its parent's."""
+    _homes.clear()
 
 
 def _forget_closed() -> None:

@@ -1,4 +1,4 @@
-"""What OpenTelemetry sees of decisions. Needs `opentelemetry-api`, which agent frameworks bring.
+"""What OpenTelemetry sees of decisions and of Redis stores. Needs `opentelemetry-api`, which agent frameworks bring.
 
 Decisions are counted in the extension and read when metrics are collected, so that an admission
 costs no call here. The instruments are made once, from the API's proxies: a provider that
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from callgate._callgate import Decision, __version__, decision_counts
+from callgate._callgate import Decision, __version__, decision_counts, store_counts
 
 _logger = logging.getLogger("callgate")
 _tracer = trace.get_tracer("callgate", __version__)
@@ -27,11 +27,56 @@ def _observe(_options: CallbackOptions) -> Iterator[Observation]:
         yield Observation(count, attributes)
 
 
-metrics.get_meter("callgate", __version__).create_observable_counter(
+def _observe_requests(_options: CallbackOptions) -> Iterator[Observation]:
+    for store, counts in store_counts():
+        yield Observation(counts.answered, {"store": store, "outcome": "answered"})
+        yield Observation(counts.failed, {"store": store, "outcome": "failed"})
+
+
+def _observe_time(_options: CallbackOptions) -> Iterator[Observation]:
+    for store, counts in store_counts():
+        yield Observation(counts.seconds, {"store": store})
+
+
+def _observe_alone(_options: CallbackOptions) -> Iterator[Observation]:
+    for store, counts in store_counts():
+        yield Observation(counts.alone, {"store": store})
+
+
+def _observe_down(_options: CallbackOptions) -> Iterator[Observation]:
+    for store, counts in store_counts():
+        yield Observation(int(counts.is_down), {"store": store})
+
+
+_meter = metrics.get_meter("callgate", __version__)
+_meter.create_observable_counter(
     "callgate.decisions",
     callbacks=[_observe],
     unit="{decision}",
     description="Decisions on calls of limited tools in this process.",
+)
+_meter.create_observable_counter(
+    "callgate.store.requests",
+    callbacks=[_observe_requests],
+    unit="{request}",
+    description="Requests to Redis stores that were answered, or failed, in this process.",
+)
+_meter.create_observable_counter(
+    "callgate.store.time",
+    callbacks=[_observe_time],
+    unit="s",
+    description="How long the requests took that were answered.",
+)
+_meter.create_observable_counter(
+    "callgate.store.decisions_alone",
+    callbacks=[_observe_alone],
+    unit="{decision}",
+    description="Decisions that were made without a store, since it failed.",
+)
+_meter.create_observable_gauge(
+    "callgate.store.down",
+    callbacks=[_observe_down],
+    description="1 where a store is known to be down, and is not asked; else 0.",
 )
 
 

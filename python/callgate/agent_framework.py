@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from callgate._callgate import Decision, ToolRateLimit, Trace, TracedCall, Turn
-from callgate._errors import ConfigError, RateLimitExceeded, describe
+from callgate._errors import CallgateError, ConfigError, RateLimitExceeded, StoreError, describe
 from callgate._limiter import Limiter, wait
 from callgate._retry_after import retry_after
 from callgate._telemetry import record_rejection
@@ -56,6 +56,11 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
     A tool that no limit holds for is not limited. A limiter that is registered several times on the
     way to a call (with an agent and with a run, say) charges it once; where middleware in between
     makes several calls of one, in tasks of their own or one after another, each of them is charged.
+
+    A Redis store is asked without blocking the event loop. Where it fails, the limits' `on_store_error` says what
+    becomes of a call: with ``"deny"`` the model reads that the limit cannot be checked; with ``"raise"`` the
+    run ends with the framework's ``MiddlewareFailure``, whose cause is a `StoreError` (below
+    agent-framework-core 1.15 the model reads that the function failed). The tool runs in neither case.
 
     A call that a limit's `max_wait` lets wait does so inside of the run: to cancel the run is to give up the
     place. A token is spent when a call is admitted, whatever becomes of the call. Nothing is locked while the
@@ -204,6 +209,9 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             except Exception as error:
                 # The framework says no more of it than "Function failed.", to the model.
                 _log_failure(name, error)
+                if isinstance(error, StoreError) and hasattr(agent_framework, "MiddlewareFailure"):
+                    message = f"The rate limit of tool {name!r} cannot be checked."
+                    raise agent_framework.MiddlewareFailure(message) from error
                 raise
             if held is not None:
                 if held.reason is not None:
@@ -231,7 +239,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
         except BaseException as error:
             traced.ended(error)
             raise
-        waited = isinstance(begun, Turn)
+        waited = isinstance(begun, Turn) and begun.has_waited()
         traced.decided(admitted=decision is None or decision.admitted, waited=waited)
         return decision
 
@@ -285,8 +293,8 @@ def _trace(trace: Trace | str | PathLike[str] | None) -> Trace | None:
 
 
 def _log_failure(tool: str, error: Exception) -> None:
-    """Says why a call was not decided on: of a value that was refused, its message says all."""
-    trace = None if isinstance(error, ConfigError) else error
+    """Says why a call was not decided on: of errors of callgate's own, their messages say all."""
+    trace = None if isinstance(error, CallgateError) else error
     _logger.error(
         "A call of tool %r was not decided on, and not run: %s", tool, error, exc_info=trace
     )

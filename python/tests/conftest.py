@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 from .clocks import FakeClock
+from .servers import Server
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,3 +20,28 @@ settings.load_profile("untimed")
 def clock() -> FakeClock:
     """A clock that stands still, at a reading that is no round number."""
     return FakeClock(1000.3)
+
+
+_prefixes = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Server]:
+    """A Redis server that nobody stops."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A Redis server of this test alone."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_url(shared_server: Server) -> str:
+    """A store that is empty."""
+    return shared_server.url(f"test-{next(_prefixes)}")

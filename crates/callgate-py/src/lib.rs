@@ -1,16 +1,20 @@
 //! The extension module `callgate._callgate`: the core's types for Python, and nothing else.
 //!
 //! Everything here runs with the GIL held and never lets go of it, other than to run what a value or
-//! an injected clock brings along: a decision is far shorter than handing the GIL over, and a lock that is only ever held
-//! under the GIL cannot be held by another thread when a process forks.
+//! an injected clock brings along, and to wait: a decision is far shorter than handing the GIL over, and a lock that is
+//! only ever held under the GIL cannot be held by another thread when a process forks. The thread of a Redis
+//! store does without the GIL, and stands still while a process forks.
 
+mod bell;
 mod command;
 mod counts;
 mod decision;
+mod fork;
 mod limit;
 mod limiter;
 mod logging;
 mod seconds;
+mod store;
 mod trace;
 mod turn;
 
@@ -32,13 +36,19 @@ mod _callgate {
     #[pymodule_export]
     use crate::decision::{Decision, restore_decision};
     #[pymodule_export]
+    use crate::fork::{after_fork, after_fork_in_parent, before_fork};
+    #[pymodule_export]
     use crate::limit::{ToolRateLimit, restore_limit};
     #[pymodule_export]
     use crate::limiter::{LimitSnapshot, Limiter};
     #[pymodule_export]
+    use crate::logging::flush_log;
+    #[pymodule_export]
+    use crate::store::{StoreCounts, store_counts};
+    #[pymodule_export]
     use crate::trace::{Trace, TracedCall, flush_traces};
     #[pymodule_export]
-    use crate::turn::{Home, Turn, after_fork};
+    use crate::turn::{Home, Turn};
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
@@ -69,6 +79,15 @@ impl<'py> FromPyObject<'_, 'py> for Argument<'py> {
 fn config_error(py: Python<'_>, message: String) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match CLASS.import(py, "callgate._errors", "ConfigError") {
+        Ok(class) => PyErr::from_type(class.clone(), message),
+        Err(error) => error,
+    }
+}
+
+/// `callgate.StoreError` with this message.
+fn store_error(py: Python<'_>, message: String) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    match CLASS.import(py, "callgate._errors", "StoreError") {
         Ok(class) => PyErr::from_type(class.clone(), message),
         Err(error) => error,
     }

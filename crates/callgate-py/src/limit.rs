@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use callgate::{ConfigError, Count, Limit, MAX_WAIT, Unit};
+use callgate::{ConfigError, Count, Limit, MAX_WAIT, OnStoreError, Unit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString, PyTuple, PyType};
@@ -31,6 +31,8 @@ use crate::{Argument, config_error, of_kind, refusal};
 ///     `max_concurrent`: How many admitted calls may run at the same time in this process, from 1 to
 ///         4,294,967,295; where fields split the limit, so many for each of its buckets. None for any number.
 ///     `cost`: What a call spends that does not say its cost itself: from 1 token to the burst.
+///     `on_store_error`: What becomes of a call while a Redis store fails: 'local', 'deny', 'admit' or 'raise'. By
+///         default what the limiter says.
 ///
 /// Raises:
 ///     `ConfigError`: If a value is of the wrong kind or out of range.
@@ -53,6 +55,7 @@ pub(crate) struct Parts {
     max_wait_nanos: u64,
     max_concurrent: Option<u64>,
     cost: u64,
+    on_store_error: Option<String>,
 }
 
 #[pymethods]
@@ -63,8 +66,8 @@ pub(crate) struct Parts {
 impl ToolRateLimit {
     #[new]
     #[pyo3(signature = (requests_per_second, burst, *, tools=None, per=Argument::Default, max_wait=Argument::Default,
-        max_concurrent=None, cost=Argument::Default),
-        text_signature = "(requests_per_second, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1)")]
+        max_concurrent=None, cost=Argument::Default, on_store_error=None),
+        text_signature = "(requests_per_second, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1, on_store_error=None)")]
     fn new(
         requests_per_second: &Bound<'_, PyAny>,
         burst: &Bound<'_, PyAny>,
@@ -73,6 +76,7 @@ impl ToolRateLimit {
         max_wait: Argument<'_>,
         max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
+        on_store_error: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_second", requests_per_second, |count| {
             Limit::per_second(count)
@@ -83,6 +87,7 @@ impl ToolRateLimit {
             max_wait,
             max_concurrent,
             cost,
+            on_store_error,
         }
         .complete(with_burst(limit, burst)?, "per")
     }
@@ -92,14 +97,14 @@ impl ToolRateLimit {
     /// Args:
     ///     `requests_per_minute`: Tokens a minute, in the same range as `requests_per_second`.
     ///     `burst`: How many tokens the bucket holds.
-    ///     `tools`, `per`, `max_wait`, `max_concurrent`, `cost`: As in `ToolRateLimit`.
+    ///     `tools`, `per`, `max_wait`, `max_concurrent`, `cost`, `on_store_error`: As in `ToolRateLimit`.
     ///
     /// Raises:
     ///     `ConfigError`: If a value is of the wrong kind or out of range.
     #[classmethod]
     #[pyo3(signature = (requests_per_minute, burst, *, tools=None, per=Argument::Default, max_wait=Argument::Default,
-        max_concurrent=None, cost=Argument::Default),
-        text_signature = "(requests_per_minute, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1)")]
+        max_concurrent=None, cost=Argument::Default, on_store_error=None),
+        text_signature = "(requests_per_minute, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1, on_store_error=None)")]
     fn per_minute(
         _class: &Bound<'_, PyType>,
         requests_per_minute: &Bound<'_, PyAny>,
@@ -109,6 +114,7 @@ impl ToolRateLimit {
         max_wait: Argument<'_>,
         max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
+        on_store_error: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let limit = counted("requests_per_minute", requests_per_minute, |count| {
             Limit::per_minute(count)
@@ -119,6 +125,7 @@ impl ToolRateLimit {
             max_wait,
             max_concurrent,
             cost,
+            on_store_error,
         }
         .complete(with_burst(limit, burst)?, "per")
     }
@@ -128,14 +135,14 @@ impl ToolRateLimit {
     /// Args:
     ///     `rate`: 'N/s', 'N/min', 'N/h' or 'N/day', with N a decimal of up to 18 digits.
     ///     `burst`: How many tokens the bucket holds.
-    ///     `tools`, `per`, `max_wait`, `max_concurrent`, `cost`: As in `ToolRateLimit`.
+    ///     `tools`, `per`, `max_wait`, `max_concurrent`, `cost`, `on_store_error`: As in `ToolRateLimit`.
     ///
     /// Raises:
     ///     `ConfigError`: If the rate cannot be read, or a value is of the wrong kind or out of range.
     #[classmethod]
     #[pyo3(signature = (rate, burst, *, tools=None, per=Argument::Default, max_wait=Argument::Default,
-        max_concurrent=None, cost=Argument::Default),
-        text_signature = "(rate, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1)")]
+        max_concurrent=None, cost=Argument::Default, on_store_error=None),
+        text_signature = "(rate, burst, *, tools=None, per=(), max_wait=0.0, max_concurrent=None, cost=1, on_store_error=None)")]
     fn parse(
         _class: &Bound<'_, PyType>,
         rate: &Bound<'_, PyAny>,
@@ -145,6 +152,7 @@ impl ToolRateLimit {
         max_wait: Argument<'_>,
         max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
+        on_store_error: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let Ok(text) = rate.cast::<PyString>() else {
             let must = "rate must be a string such as '300/min' or '0.5/s'";
@@ -158,6 +166,7 @@ impl ToolRateLimit {
             max_wait,
             max_concurrent,
             cost,
+            on_store_error,
         }
         .complete(with_burst(limit, burst)?, "per")
     }
@@ -173,14 +182,14 @@ impl ToolRateLimit {
     ///     `burst`: How many tokens the bucket holds: at least 1 and below the count; by default a tenth of it, at
     ///         least 1.
     ///     `fields`: The fields that split the limit: what is `per` in `ToolRateLimit`.
-    ///     `tools`, `max_wait`, `max_concurrent`, `cost`: As in `ToolRateLimit`.
+    ///     `tools`, `max_wait`, `max_concurrent`, `cost`, `on_store_error`: As in `ToolRateLimit`.
     ///
     /// Raises:
     ///     `ConfigError`: If a value is of the wrong kind or out of range.
     #[classmethod]
     #[pyo3(signature = (count, per, burst=None, *, tools=None, fields=Argument::Default, max_wait=Argument::Default,
-        max_concurrent=None, cost=Argument::Default),
-        text_signature = "(count, per, burst=None, *, tools=None, fields=(), max_wait=0.0, max_concurrent=None, cost=1)")]
+        max_concurrent=None, cost=Argument::Default, on_store_error=None),
+        text_signature = "(count, per, burst=None, *, tools=None, fields=(), max_wait=0.0, max_concurrent=None, cost=1, on_store_error=None)")]
     fn quota(
         _class: &Bound<'_, PyType>,
         count: &Bound<'_, PyAny>,
@@ -191,6 +200,7 @@ impl ToolRateLimit {
         max_wait: Argument<'_>,
         max_concurrent: Option<&Bound<'_, PyAny>>,
         cost: Argument<'_>,
+        on_store_error: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let unit = per.cast::<PyString>().ok();
         let unit = unit.and_then(|text| text.to_str().ok()?.parse::<Unit>().ok());
@@ -220,6 +230,7 @@ impl ToolRateLimit {
             max_wait,
             max_concurrent,
             cost,
+            on_store_error,
         };
         options.complete(limit, "fields")
     }
@@ -271,6 +282,12 @@ impl ToolRateLimit {
         self.limit.default_cost()
     }
 
+    /// What becomes of a call while a Redis store fails; None where the limiter says it.
+    #[getter]
+    fn on_store_error(&self) -> Option<String> {
+        self.limit.when_store_fails().map(|policy| policy.to_string())
+    }
+
     pub(crate) fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let burst = self.limit.capacity();
         let Parts { pace, is_quota, .. } = self.parts();
@@ -302,6 +319,9 @@ impl ToolRateLimit {
         }
         if self.cost() != 1 {
             let _ = write!(shown, ", cost={}", self.cost());
+        }
+        if let Some(policy) = self.on_store_error() {
+            let _ = write!(shown, ", on_store_error='{policy}'");
         }
         Ok(shown + ")")
     }
@@ -335,6 +355,7 @@ impl ToolRateLimit {
                 .unwrap_or(u64::MAX),
             max_concurrent: limit.most_concurrent(),
             cost: limit.default_cost(),
+            on_store_error: self.on_store_error(),
         }
     }
 }
@@ -355,6 +376,9 @@ pub(crate) fn restore_limit(py: Python<'_>, parts: Parts) -> PyResult<ToolRateLi
         }
         if let Some(calls) = parts.max_concurrent {
             limit = limit.max_concurrent(calls);
+        }
+        if let Some(policy) = parts.on_store_error {
+            limit = limit.on_store_error(policy.parse()?);
         }
         limit.check()?;
         Ok(ToolRateLimit { limit })
@@ -380,6 +404,7 @@ struct Options<'a, 'py> {
     max_wait: Argument<'py>,
     max_concurrent: Option<&'a Bound<'py, PyAny>>,
     cost: Argument<'py>,
+    on_store_error: Option<&'a Bound<'py, PyAny>>,
 }
 
 impl Options<'_, '_> {
@@ -401,8 +426,21 @@ impl Options<'_, '_> {
             let limited = limit.max_concurrent(whole(calls)?.unwrap_or(0));
             limit = checked(limited, "max_concurrent", calls)?;
         }
+        if let Some(given) = self.on_store_error {
+            limit = limit.on_store_error(policy(given)?);
+        }
         Ok(ToolRateLimit { limit })
     }
+}
+
+/// What is to become of a call while the store fails.
+pub(crate) fn policy(value: &Bound<'_, PyAny>) -> PyResult<OnStoreError> {
+    let text = value.cast::<PyString>().ok();
+    let policy = text.and_then(|text| text.to_str().ok()?.parse().ok());
+    policy.ok_or_else(|| {
+        let must = "on_store_error must be 'local', 'deny', 'admit' or 'raise'";
+        refusal(value, must)
+    })
 }
 
 /// What is no whole number is as far out of range as 0 is.

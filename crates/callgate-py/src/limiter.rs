@@ -15,17 +15,20 @@ use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{
     PyBool, PyDict, PyEllipsis, PyInt, PyList, PyMapping, PyString, PyTuple, PyType,
 };
 
 use crate::counts::Counts;
 use crate::decision::Decision;
-use crate::limit::{ToolRateLimit, time, wait, whole};
+use crate::limit::{ToolRateLimit, policy, time, wait, whole};
+use crate::logging::say_kept;
 use crate::seconds::{nanos, seconds, seconds_until};
+use crate::store::{Metered, StoreCounts};
 use crate::trace::TracedCall;
 use crate::turn::{CallParts, Turn};
-use crate::{Argument, config_error, of_kind, refusal};
+use crate::{Argument, config_error, of_kind, refusal, store_error};
 
 /// What `callgate.Limiter` is made of: everything but waiting.
 #[pyclass(frozen, subclass, module = "callgate._callgate")]
@@ -38,6 +41,9 @@ pub(crate) struct Limiter {
     /// Whether calls may wait under any limit.
     waits: AtomicBool,
     clock: Option<Clock>,
+    /// Of a store over a network.
+    metered: Option<Metered>,
+    is_closed: AtomicBool,
 }
 
 struct Named {
@@ -81,12 +87,13 @@ impl LimitSnapshot {
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over")]
 impl Limiter {
     #[new]
-    #[pyo3(signature = (limits, *, default=None, store=None, dry_run=Argument::Default, clock=None),
-        text_signature = "(limits, *, default=None, store=None, dry_run=False, clock=None)")]
+    #[pyo3(signature = (limits, *, default=None, store=None, on_store_error=None, dry_run=Argument::Default, clock=None),
+        text_signature = "(limits, *, default=None, store=None, on_store_error=None, dry_run=False, clock=None)")]
     fn new(
         limits: &Bound<'_, PyAny>,
         default: Option<&Bound<'_, PyAny>>,
         store: Option<&Bound<'_, PyAny>>,
+        on_store_error: Option<&Bound<'_, PyAny>>,
         dry_run: Argument<'_>,
         clock: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -118,6 +125,9 @@ impl Limiter {
                 return Err(refusal(store, must));
             };
             builder = builder.store(&*url);
+        }
+        if let Some(given) = on_store_error {
+            builder = builder.on_store_error(policy(given)?);
         }
         if let Argument::Given(dry_run) = &dry_run {
             builder = builder.dry_run(truth("dry_run", dry_run)?);
@@ -152,7 +162,9 @@ impl Limiter {
         class.call((file,), Some(&keywords))
     }
 
-    /// Decides on one call, at once: never waits.
+    /// Decides on one call, at once: never waits for tokens.
+    ///
+    /// A Redis store is asked, and waited for up to its timeout, while other threads run.
     ///
     /// Args:
     ///     `tool`: The tool's name.
@@ -168,23 +180,29 @@ impl Limiter {
     /// Raises:
     ///     `ConfigError`: If the name, the cost or a field is not what it should be, or an injected clock returned
     ///         something else than a finite number.
+    ///     `StoreError`: If a Redis store fails and `on_store_error` is 'raise', or the limiter is closed.
     #[pyo3(signature = (tool, *, cost=Argument::Default, **fields), text_signature = "($self, tool, *, cost=..., **fields)")]
     fn try_acquire<'py>(
-        &self,
+        slf: &Bound<'py, Self>,
         tool: &Bound<'py, PyAny>,
         cost: Argument<'_>,
         fields: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, Decision>> {
+        let limiter = slf.get();
         let tool = named(tool)?;
         let cost = match cost {
             Argument::Default => None,
             Argument::Given(cost) => Some(tokens(tool, &cost)?),
         };
+        if limiter.is_remote() {
+            let fields = fields.map(|fields| values(tool, fields)).transpose()?;
+            return ask_store(slf, tool, cost, fields.unwrap_or_default());
+        }
         match fields {
-            None => self.ask(tool, cost, &[], |asked| asked.decision(tool))?,
+            None => limiter.ask(tool, cost, &[], |asked| asked.decision(tool))?,
             Some(fields) => {
                 let fields = values(tool, fields)?;
-                self.ask(tool, cost, &fields, |asked| asked.decision(tool))?
+                limiter.ask(tool, cost, &fields, |asked| asked.decision(tool))?
             }
         }
     }
@@ -204,7 +222,7 @@ impl Limiter {
             .ask_first(tool, &call, |asked| asked.decision(tool))?
         {
             Some(decision) => Ok(decision?.into_any()),
-            None => Turn::object(slf, tool, call),
+            None => Ok(Turn::object(slf, tool, call)?.into_any()),
         }
     }
 
@@ -258,7 +276,7 @@ impl Limiter {
         })?;
         Ok(match decided {
             Some(decision) => decision.transpose()?.map(Bound::into_any),
-            None => Some(Turn::object(slf, tool, call)?),
+            None => Some(Turn::object(slf, tool, call)?.into_any()),
         })
     }
 
@@ -277,6 +295,7 @@ impl Limiter {
     /// Raises:
     ///     `ConfigError`: If no limit holds for the tool, or not the one that is named, or a value is not what it
     ///         should be.
+    ///     `StoreError`: If the limiter is closed.
     #[pyo3(signature = (tool, seconds, *, limit=None))]
     fn pause(
         &self,
@@ -296,6 +315,7 @@ impl Limiter {
             text.ok_or_else(|| refusal(limit, "limit must be a limit's name"))
         });
         let name = name.transpose()?;
+        self.check_open(py)?;
         match self.now(py)? {
             None => self.core.pause(&tool, time, name.as_deref()),
             Some(now) => self
@@ -316,7 +336,7 @@ impl Limiter {
     ///         default.
     ///     `default`: With a mapping, the limit of all other tools, or None for none; left out, it stays as it
     ///         is. A file says it itself.
-    ///     `dry_run`: The same of the dry run.
+    ///     `dry_run`: The same of the dry run. So does the limiter's `on_store_error`.
     ///
     /// Raises:
     ///     `ConfigError`: If anything is not what it should be. The limits before then stay in force, untouched.
@@ -352,7 +372,10 @@ impl Limiter {
             Argument::Given(dry_run) => Some(truth("dry_run", dry_run)?),
         };
         self.put_in_force(py, || {
-            let builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
+            let mut builder = builder.dry_run(dry_run.unwrap_or_else(|| self.core.is_dry_run()));
+            if let Some(policy) = self.core.when_store_fails() {
+                builder = builder.on_store_error(policy);
+            }
             match default.unwrap_or_else(|| self.default()) {
                 Some(default) => Ok(builder.default_limit(default)),
                 None if limits.is_empty() => {
@@ -368,8 +391,13 @@ impl Limiter {
 
     /// What each limit's buckets hold now: a `LimitSnapshot` by the limit's name. Looking spends nothing.
     ///
-    /// The limits are in the order they were given, the one for all other tools last, as '[default]'.
+    /// The limits are in the order they were given, the one for all other tools last, as '[default]'. A Redis store
+    /// is asked, and waited for up to its timeout, while other threads run.
+    ///
+    /// Raises:
+    ///     `StoreError`: If the limiter is closed.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_open(py)?;
         let snapshots = PyDict::new(py);
         for level in self.levels(py)? {
             let limit = level.limit;
@@ -384,19 +412,39 @@ impl Limiter {
         Ok(snapshots)
     }
 
+    /// What was asked of a Redis store in this process: its `StoreCounts`, or None with another store.
+    fn store_counts(&self, py: Python<'_>) -> Option<StoreCounts> {
+        say_kept(py);
+        let metered = self.metered.as_ref();
+        metered.map(|metered| StoreCounts::of(&metered.meter))
+    }
+
+    /// Lets go of a Redis store: what was asked before is answered or late, and then its connection and its thread
+    /// end. With other stores it does nothing.
+    fn close(&self) {
+        if self.is_remote() {
+            self.is_closed.store(true, Ordering::Relaxed);
+            self.core.close();
+        }
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let limits = PyDict::new(py);
         let mut default = String::new();
-        for level in self.core.snapshot() {
-            let limit = ToolRateLimit { limit: level.limit };
-            if level.name == DEFAULT {
+        for (name, limit) in self.core.limits() {
+            let limit = ToolRateLimit { limit };
+            if name == DEFAULT {
                 default = format!(", default={}", limit.__repr__(py)?);
             } else {
-                limits.set_item(level.name, limit)?;
+                limits.set_item(name, limit)?;
             }
         }
         let store = match self.core.store_url() {
             Some(url) => format!(", store={}", PyString::new(py, url).repr()?),
+            None => String::new(),
+        };
+        let policy = match self.core.when_store_fails() {
+            Some(policy) => format!(", on_store_error='{policy}'"),
             None => String::new(),
         };
         let dry_run = if self.core.is_dry_run() {
@@ -406,7 +454,7 @@ impl Limiter {
         };
         let limits = limits.repr()?;
         Ok(format!(
-            "Limiter({}{default}{store}{dry_run})",
+            "Limiter({}{default}{store}{policy}{dry_run})",
             limits.to_string_lossy()
         ))
     }
@@ -437,12 +485,16 @@ impl Limiter {
         let clock = clock.map(Clock::new).transpose()?;
         let core = py.detach(|| builder.build());
         let core = core.map_err(|error| config_error(py, error.to_string()))?;
+        let meter = core.store_meter();
+        let url = core.store_url().unwrap_or_default();
         let limiter = Self {
+            metered: meter.map(|meter| Metered::new(url, meter)),
             core,
             names: boxcar::Vec::new(),
             split: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             clock,
+            is_closed: AtomicBool::new(false),
         };
         limiter.look(py);
         Ok(limiter)
@@ -457,7 +509,7 @@ impl Limiter {
             });
         }
         let (mut split, mut waits) = (false, false);
-        for Level { limit, .. } in self.core.snapshot() {
+        for (_, limit) in self.core.limits() {
             split |= limit.split_by().iter().any(|field| field != "tool");
             waits |= !limit.longest_wait().is_zero();
         }
@@ -483,16 +535,36 @@ impl Limiter {
         Ok(())
     }
 
+    /// Whether its store has to be asked, over a network.
+    #[inline]
+    pub(crate) fn is_remote(&self) -> bool {
+        self.metered.is_some()
+    }
+
+    fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(store_error(py, "the limiter is closed".to_owned()));
+        }
+        Ok(())
+    }
+
     /// The limit of the tools that no other limit holds for.
     fn default(&self) -> Option<callgate::Limit> {
-        let mut levels = self.core.snapshot().into_iter();
-        let default = levels.find(|level| level.name == DEFAULT)?;
-        Some(default.limit)
+        let mut limits = self.core.limits().into_iter();
+        let (_, default) = limits.find(|(name, _)| *name == DEFAULT)?;
+        Some(default)
     }
 
     fn levels(&self, py: Python<'_>) -> PyResult<Vec<Level<'_>>> {
         Ok(match self.now(py)? {
-            None => self.core.snapshot(),
+            None => {
+                let snapshot = self.core.begin_snapshot();
+                if self.is_remote() {
+                    py.detach(|| snapshot.wait())
+                } else {
+                    snapshot.wait()
+                }
+            }
             Some(now) => self.core.snapshot_at(now.elapsed()),
         })
     }
@@ -520,7 +592,7 @@ impl Limiter {
         Ok(self.count(&text, decision, now, answer))
     }
 
-    /// The same for a call that may wait: None where it is to ask for its turn.
+    /// The same for a call that may wait: None where it is to ask for its turn, or a store is to be asked.
     #[inline]
     fn ask_first<T>(
         &self,
@@ -529,6 +601,9 @@ impl Limiter {
         answer: impl FnOnce(Asked<'_>) -> T,
     ) -> PyResult<Option<T>> {
         let text = tool.to_string_lossy();
+        if self.is_remote() && (self.is_closed.load(Ordering::Relaxed) || self.core.is_limited(&text)) {
+            return Ok(None);
+        }
         let (decision, now) = self.decide(tool, &text, &call.call(&text))?;
         let may_wait = match (&decision, call.max_wait) {
             (Core::Admitted(_), _) => false,
@@ -556,6 +631,9 @@ impl Limiter {
         let unlocked = || turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Out of its place, since nothing is locked while others are woken, which runs Python.
         let mut taken = mem::take(&mut *unlocked());
+        if !taken.is_asking() {
+            self.check_open(tool.py())?;
+        }
         let polled = match &now {
             None => self.core.poll_acquire(&call, &mut taken, waker),
             Some(now) => {
@@ -564,11 +642,12 @@ impl Limiter {
             }
         };
         *unlocked() = taken;
+        say_kept(tool.py());
         match polled {
             Poll::Pending => Ok(None),
             Poll::Ready(decision) => {
-                let decision = self.count(&text, decision, now, |asked| asked.decision(tool));
-                decision.map(Some)
+                let decided = self.count(&text, decision, now, |asked| asked.decision_or_error(tool));
+                decided.map(Some)
             }
         }
     }
@@ -622,6 +701,21 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// The decision; where the store failed and that is to be an error, the error.
+    fn decision_or_error<'py>(self, tool: &Bound<'py, PyString>) -> PyResult<Bound<'py, Decision>> {
+        if let Core::Rejected(rejection) = &self.decision
+            && rejection.raises()
+        {
+            let message = format!(
+                "the store could not be asked for limit '{}' of tool '{}', which raises an error then",
+                rejection.limit(),
+                tool.to_string_lossy()
+            );
+            return Err(store_error(tool.py(), message));
+        }
+        self.decision(tool)
+    }
+
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "measured: a tenth of a call")]
     fn decision<'py>(self, tool: &Bound<'py, PyString>) -> PyResult<Bound<'py, Decision>> {
@@ -638,6 +732,24 @@ impl Asked<'_> {
             },
         }
     }
+}
+
+/// Decides on a call at once by a store that is to be asked: waits for its answer, in this thread.
+fn ask_store<'py>(
+    limiter: &Bound<'py, Limiter>,
+    tool: &Bound<'py, PyString>,
+    cost: Option<NonZeroU64>,
+    fields: Vec<Field>,
+) -> PyResult<Bound<'py, Decision>> {
+    static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let call = CallParts {
+        cost,
+        max_wait: Some(Duration::ZERO),
+        fields,
+    };
+    let turn = Turn::object(limiter, tool, call)?;
+    let wait = WAIT.import(tool.py(), "callgate._limiter", "wait_in_thread")?;
+    Ok(wait.call1((turn,))?.cast_into()?)
 }
 
 /// What an answer has beside the decision.

@@ -1,4 +1,11 @@
 //! What the core warns of, for Python's `logging`: under the name "callgate".
+//!
+//! What is said of a Redis store is said on a thread that does not wait for the GIL: it is kept for the next
+//! one who has it and asks the store, or reads of its answers, or ends the interpreter.
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::exceptions::PyKeyboardInterrupt;
@@ -12,17 +19,65 @@ impl Log for ToPython {
     }
 
     fn log(&self, record: &Record<'_>) {
-        Python::attach(|py| {
-            let logged = py
-                .import("logging")
-                .and_then(|logging| logging.call_method1("getLogger", ("callgate",)))
-                .and_then(|logger| logger.call_method1("warning", (record.args().to_string(),)));
-            let Err(error) = logged else { return };
-            say(py, error);
-        });
+        let line = record.args().to_string();
+        if record.target().starts_with("callgate::store::redis") {
+            let mut kept = kept();
+            if kept.len() < MOST_KEPT {
+                kept.push(line);
+            }
+            HAS_KEPT.store(true, Ordering::Relaxed);
+        } else {
+            Python::attach(|py| warn(py, line));
+        }
     }
 
     fn flush(&self) {}
+}
+
+/// There is one for each change of a store's state, and somebody asks the store soon.
+const MOST_KEPT: usize = 1_000;
+static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static HAS_KEPT: AtomicBool = AtomicBool::new(false);
+
+fn kept() -> MutexGuard<'static, Vec<String>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says what was kept.
+#[inline]
+pub(crate) fn say_kept(py: Python<'_>) {
+    if HAS_KEPT.load(Ordering::Relaxed) {
+        say_all(py);
+    }
+}
+
+#[cold]
+fn say_all(py: Python<'_>) {
+    HAS_KEPT.store(false, Ordering::Relaxed);
+    // Handlers may come here again.
+    let lines = mem::take(&mut *kept());
+    lines.into_iter().for_each(|line| warn(py, line));
+}
+
+/// The same, as Python ends.
+#[pyfunction]
+pub(crate) fn flush_log(py: Python<'_>) {
+    say_all(py);
+}
+
+/// It is the parent that says it.
+pub(crate) fn after_fork() {
+    kept().clear();
+}
+
+fn warn(py: Python<'_>, line: String) {
+    let logged = py
+        .import("logging")
+        .and_then(|logging| logging.call_method1("getLogger", ("callgate",)))
+        .and_then(|logger| logger.call_method1("warning", (line,)));
+    if let Err(error) = logged {
+        say(py, error);
+    }
 }
 
 /// Says that there was an error, where nobody up to the caller takes one.

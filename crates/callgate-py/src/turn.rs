@@ -1,12 +1,15 @@
 //! `Turn` and `Home`: calls that wait, and the event loops in which they do.
 //!
-//! Python waits by itself, with its own futures, timers and locks: no thread of Rust's is in it, and
-//! nothing is locked here while Python runs. Python's objects are held where its garbage collector sees
-//! them, so that tasks whose event loop is gone go, and give up their places.
+//! Python waits by itself, with its own futures, timers and locks: no thread of Rust's is in it, but for one that
+//! rings a [`Bell`], and nothing is locked here while Python runs. Python's objects are held where its garbage
+//! collector sees them, so that tasks whose event loop is gone go, and give up their places.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -17,9 +20,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 
+use crate::bell::Bell;
 use crate::decision::Decision;
 use crate::limiter::{Field, Limiter, call};
-use crate::logging::say;
+use crate::logging::{say, say_kept};
 use crate::seconds::seconds;
 
 /// A call that waits for its turn: to be asked until it gives a decision.
@@ -32,6 +36,9 @@ pub(crate) struct Turn {
     core: Mutex<callgate::Turn>,
     sleeper: Arc<Sleeper>,
     timed: Mutex<Option<Timed>>,
+    /// Of a thread that waits by itself, while it asks a store.
+    bell: Mutex<Option<Arc<Bell>>>,
+    has_waited: AtomicBool,
 }
 
 /// All of a call but its tool.
@@ -48,9 +55,9 @@ impl CallParts {
     }
 }
 
-/// What a Turn sleeps on, and whether it was woken.
+/// What a Turn sleeps on, and whether it was woken. It is looked into under the GIL alone.
 #[derive(Default)]
-struct Sleeper(Mutex<Sleep>);
+pub(crate) struct Sleeper(Mutex<Sleep>);
 
 #[derive(Default)]
 enum Sleep {
@@ -75,7 +82,7 @@ impl Wake for Sleeper {
 impl Sleeper {
     /// What it sleeps on, which is to be told; it does not sleep any more.
     fn rouse(&self) -> Option<Py<PyAny>> {
-        match std::mem::replace(&mut *lock(&self.0), Sleep::Woken) {
+        match mem::replace(&mut *lock(&self.0), Sleep::Woken) {
             Sleep::On(on) => Some(on),
             Sleep::Awake | Sleep::Woken => None,
         }
@@ -96,7 +103,7 @@ fn end_sleep(py: Python<'_>, on: &Py<PyAny>) {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -107,9 +114,38 @@ impl Turn {
         let turn = slf.get();
         turn.awake();
         let limiter = turn.limiter.get();
+        if let Some(bell) = lock(&turn.bell).as_ref() {
+            bell.hush();
+        }
         let tool = turn.tool.bind(slf.py());
         let waker = Waker::from(Arc::clone(&turn.sleeper));
-        limiter.poll(tool, &turn.call, &turn.core, &waker)
+        let decision = limiter.poll(tool, &turn.call, &turn.core, &waker);
+        let has_waited = lock(&turn.core).has_waited();
+        turn.has_waited.store(has_waited, Ordering::Relaxed);
+        decision
+    }
+
+    /// Whether it had to wait for its turn, and not for a store alone.
+    fn has_waited(&self) -> bool {
+        self.has_waited.load(Ordering::Relaxed)
+    }
+
+    /// This thread waits for it.
+    fn take_thread(&self) -> PyResult<()> {
+        if self.limiter.get().is_remote() {
+            let bell = Bell::of_thread()?;
+            let core = callgate::Turn::of(None, self.call.max_wait);
+            *lock(&self.core) = core.answered_by(bell.waker(&self.sleeper));
+            *lock(&self.bell) = Some(bell);
+        }
+        Ok(())
+    }
+
+    /// What a thread is to read from until a store has answered, where one is asked.
+    fn asks_at(&self) -> Option<RawFd> {
+        let is_asking = lock(&self.core).is_asking();
+        let bell = lock(&self.bell);
+        bell.as_ref().filter(|_| is_asking).map(|bell| bell.descriptor())
     }
 
     /// Sleeps on a lock that is locked: returns how many seconds to wait for it.
@@ -125,7 +161,12 @@ impl Turn {
     fn leave(&self) {
         self.awake();
         // Dropped when nothing is locked: it has the next one come.
-        let _left = std::mem::take(&mut *lock(&self.core));
+        let left = mem::take(&mut *lock(&self.core));
+        drop(left);
+        let bell = lock(&self.bell).take();
+        if let Some(bell) = bell {
+            bell.give_back();
+        }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -147,7 +188,7 @@ impl Turn {
         limiter: &Bound<'py, Limiter>,
         tool: &Bound<'py, PyString>,
         call: CallParts,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<Bound<'py, Self>> {
         let core = callgate::Turn::of(None, call.max_wait);
         let turn = Self {
             limiter: limiter.clone().unbind(),
@@ -156,8 +197,10 @@ impl Turn {
             core: Mutex::new(core),
             sleeper: Arc::default(),
             timed: Mutex::default(),
+            bell: Mutex::default(),
+            has_waited: AtomicBool::new(false),
         };
-        Ok(Bound::new(tool.py(), turn)?.into_any())
+        Bound::new(tool.py(), turn)
     }
 
     /// Whether it does; not where it was woken before.
@@ -172,10 +215,17 @@ impl Turn {
 
     /// It is awake, whatever it slept on, and is not to be woken at a time.
     fn awake(&self) {
-        let _on = std::mem::take(&mut *lock(&self.sleeper.0));
+        let _on = mem::take(&mut *lock(&self.sleeper.0));
         if let Some(timed) = lock(&self.timed).take() {
             lock(&timed.timers).remove(&timed.key);
         }
+    }
+}
+
+/// A store's thread may be the last to know of the sleeper, and must not find anything of Python's there.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _on = self.sleeper.rouse();
     }
 }
 
@@ -197,6 +247,9 @@ pub(crate) struct Home {
     core: callgate::Home,
     timers: Arc<Timers>,
     alarm: Mutex<Alarm>,
+    bell: OnceLock<Arc<Bell>>,
+    /// Whether the loop listens to the bell.
+    listens: AtomicBool,
 }
 
 #[derive(Default)]
@@ -225,9 +278,30 @@ impl Home {
         Self::default()
     }
 
-    /// Has a turn wait here.
-    fn take_in(&self, turn: &Turn) {
-        *lock(&turn.core) = callgate::Turn::of(Some(self.core.clone()), turn.call.max_wait);
+    /// Has a turn wait here. Says what the loop has to listen to from now on, if it does not yet.
+    fn take_in(&self, turn: &Turn) -> PyResult<Option<RawFd>> {
+        let core = callgate::Turn::of(Some(self.core.clone()), turn.call.max_wait);
+        if !turn.limiter.get().is_remote() {
+            *lock(&turn.core) = core;
+            return Ok(None);
+        }
+        let bell = self.bell()?;
+        *lock(&turn.core) = core.answered_by(bell.waker(&turn.sleeper));
+        let listens = self.listens.load(Ordering::Relaxed);
+        Ok((!listens).then(|| bell.descriptor()))
+    }
+
+    /// The loop listens.
+    fn listens(&self) {
+        self.listens.store(true, Ordering::Relaxed);
+    }
+
+    /// The futures of those whom a store has answered.
+    fn answered(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
+        say_kept(py);
+        let bell = self.bell.get();
+        let answered = bell.map(|bell| bell.answered()).unwrap_or_default();
+        answered.iter().filter_map(|sleeper| sleeper.rouse()).collect()
     }
 
     /// Sleeps on a future. Returns after how many seconds to look for who is due, 0.0 where that is no sooner
@@ -236,7 +310,12 @@ impl Home {
         if !turn.fall_asleep(on) {
             return None;
         }
-        let wait = lock(&turn.core).wait();
+        let core = lock(&turn.core);
+        if core.is_asking() {
+            return Some(0.0);
+        }
+        let wait = core.wait();
+        drop(core);
         let due = Instant::now() + wait;
         let mut alarm = lock(&self.alarm);
         alarm.slept += 1;
@@ -280,12 +359,16 @@ impl Home {
     /// The event loop is closed: nobody who waits in it will come.
     fn close(&self) {
         self.core.close();
-        let _gone = std::mem::take(&mut *lock(&self.timers));
+        let _gone = mem::take(&mut *lock(&self.timers));
     }
 }
 
-/// Says that this process is a forked child: who waited in its parent does not wait here.
-#[pyfunction]
-pub(crate) fn after_fork() {
-    callgate::after_fork();
+impl Home {
+    fn bell(&self) -> PyResult<&Arc<Bell>> {
+        if let Some(bell) = self.bell.get() {
+            return Ok(bell);
+        }
+        let bell = Bell::of_loop()?;
+        Ok(self.bell.get_or_init(|| bell))
+    }
 }

@@ -86,14 +86,15 @@ impl Limiter {
         }
         let mut turn = Turn::of(None, max_wait);
         let mut timer: Option<Delay> = None;
-        let mut has_waited = false;
         let decision = poll_fn(|context| {
             turn.home = HERE.try_with(Home::clone).ok();
             loop {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
                     return Poll::Ready(decision);
                 }
-                has_waited |= turn.place.is_some();
+                if turn.is_asking() {
+                    return Poll::Pending;
+                }
                 let timer = match &mut timer {
                     Some(timer) => {
                         timer.reset(turn.wait);
@@ -107,7 +108,7 @@ impl Limiter {
             }
         })
         .await;
-        if let Some(traced) = traced.as_mut().filter(|_| has_waited) {
+        if let Some(traced) = traced.as_mut().filter(|_| turn.has_waited) {
             traced.waited();
         }
         decided(decision, traced)
@@ -149,7 +150,7 @@ impl Limiter {
         loop {
             let answered = match &mut turn.asking {
                 None => None,
-                Some(asking) => match asking.poll(waker) {
+                Some(asking) => match asking.poll(turn.listener.as_ref().unwrap_or(waker)) {
                     Poll::Ready(mut answered) => {
                         turn.asking = None;
                         if turn.is_simulated {
@@ -180,6 +181,7 @@ impl Limiter {
                 Ok(Step::Decided(decision)) => return Poll::Ready(decision),
                 Ok(Step::Waits) => return Poll::Pending,
                 Ok(Step::Asks(store, question, held)) => {
+                    let waker = turn.listener.as_ref().unwrap_or(waker);
                     let answer = store.ask(*question, waker);
                     turn.asking = Some(Asking { answer, held });
                 }
@@ -252,10 +254,14 @@ impl Limiter {
         let failure = failure.or_else(|| store?.failure());
         let rejection = failure.as_ref();
         let rejection = rejection.and_then(|failure| self.refused_by_store(limits, tool, failure));
+        // Where the store fails, it is not asked.
+        let alone = store.filter(|_| failure.is_some());
+        let count_alone = || alone.map_or((), redis::Store::count_alone);
         if let Some(rejection) = rejection {
             if let Some((turn, _)) = turn {
                 turn.place = None;
             }
+            count_alone();
             return Ok(Step::Decided(overruled(
                 rules,
                 Decision::Rejected(rejection),
@@ -306,6 +312,7 @@ impl Limiter {
                 Ok(fill) => {
                     let running = counter.admit(turn.map(|(turn, _)| turn));
                     drop(counter);
+                    count_alone();
                     self.warn_of_all(limits);
                     return Ok(Step::Decided(admitted(tool, fill, running)));
                 }
@@ -318,6 +325,7 @@ impl Limiter {
             return Ok(Step::Waits);
         }
         counter.settle();
+        count_alone();
         let Obstacle { reason, wait, .. } = refused.obstacle;
         limits[refused.place].buckets.count(false);
         let number = limits[refused.place].number;
@@ -502,6 +510,9 @@ pub struct Turn {
     home: Option<Home>,
     max_wait: Option<Duration>,
     asking: Option<Asking>,
+    has_waited: bool,
+    /// What answers wake, if not who waits.
+    listener: Option<Waker>,
 }
 
 /// A store that is asked for a call.
@@ -571,6 +582,27 @@ impl Turn {
             max_wait,
             ..Self::default()
         }
+    }
+
+    /// Has the answers of a store wake this, on the store's thread, in place of the waker: for front ends that
+    /// can be woken from a thread of others' in one way only. Whoever hears of several answers of one batch
+    /// is woken when all are there.
+    #[must_use]
+    pub fn answered_by(mut self, waker: Waker) -> Self {
+        self.listener = Some(waker);
+        self
+    }
+
+    /// Whether the call has had to wait for its turn.
+    #[must_use]
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// Whether a store is being asked: then there is no time to ask again at, since it wakes by its deadline.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        self.asking.is_some()
     }
 
     /// A turn of a call in simulated time, which may pass more slowly than the machine's: only the times that
@@ -894,6 +926,7 @@ impl Counter<'_, '_, '_> {
             arrival: turn.arrival,
             is_left: false,
         });
+        turn.has_waited = true;
         turn.wait = Duration::from_nanos(at.saturating_sub(now).max(1));
         self.settle();
         true

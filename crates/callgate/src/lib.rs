@@ -31,6 +31,7 @@ pub mod config;
 mod current;
 mod decision;
 mod error;
+mod forking;
 mod limit;
 mod limiter;
 mod names;
@@ -45,11 +46,14 @@ pub use acquire::Turn;
 pub use clock::{HighWater, Reading};
 pub use decision::{Call, Decision, InFlight, Level, Permit, Reason, Rejection};
 pub use error::ConfigError;
+pub use forking::{BeforeFork, before_fork};
 pub use limit::{Limit, MAX_BURST, MAX_WAIT, OnStoreError};
-pub use limiter::{Limiter, LimiterBuilder, Tool};
+pub use limiter::{Limiter, LimiterBuilder, Snapshot, Tool};
 pub use rate::{Count, Rate, Unit};
 #[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
 pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
+pub use store::StoreCounts;
+pub use store::redis::StoreMeter;
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};

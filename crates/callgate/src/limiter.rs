@@ -22,6 +22,7 @@ use crate::decision::{
 use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Moved, draw_each};
+use crate::store::redis::{self, Peeking, StoreMeter};
 use crate::store::{Buckets, Draw, Store, Url, Verdict, draw_all};
 use crate::trace::{Trace, Traced};
 use crate::waiting::Wakes;
@@ -261,49 +262,54 @@ impl Limiter {
     /// as in [`try_acquire`](Self::try_acquire).
     #[must_use]
     pub fn snapshot(&self) -> Vec<Level<'_>> {
+        self.begin_snapshot().wait()
+    }
+
+    /// [`snapshot`](Self::snapshot) in two steps, for front ends that have something to let go of before they wait.
+    #[must_use]
+    pub fn begin_snapshot(&self) -> Snapshot<'_> {
         self.levels(self.clock.now())
     }
 
     /// [`snapshot`](Self::snapshot) at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
     #[must_use]
     pub fn snapshot_at(&self, elapsed: Duration) -> Vec<Level<'_>> {
-        self.levels(nanos(elapsed))
+        self.levels(nanos(elapsed)).wait()
     }
 
-    fn levels(&self, now: u64) -> Vec<Level<'_>> {
+    fn levels(&self, now: u64) -> Snapshot<'_> {
         loop {
             let rules = self.current.get();
             let limits = rules.limits().iter();
             let levels = limits.map(|limited| self.level(limited, now)).collect();
             match levels {
-                Ok(levels) => return self.told_by_store(&rules, levels),
+                Ok(levels) => return self.ask_store(&rules, levels),
                 Err(Moved) => self.current.wait(),
             }
         }
     }
 
-    /// Levels that this process knows, put right by a store that is asked.
-    fn told_by_store<'a>(&self, rules: &Rules, mut levels: Vec<Level<'a>>) -> Vec<Level<'a>> {
-        let Some(store) = self.store.redis() else {
-            return levels;
-        };
-        let limits = rules.limits().iter();
-        let whole = limits
-            .zip(&mut levels)
-            .filter(|(limited, _)| !limited.is_split());
-        let (asked, whole): (Vec<_>, Vec<_>) = whole
-            .filter_map(|(limited, level)| Some((limited.buckets.redis()?, level)))
-            .unzip();
-        match store.peek(asked.into_iter().map(|buckets| &**buckets)) {
-            None => whole.into_iter().for_each(|level| level.remaining = None),
-            Some(all) => {
-                for (level, found) in whole.into_iter().zip(all) {
-                    level.remaining = Some(found.tokens);
-                    level.paused = Some(found.paused).filter(|paused| !paused.is_zero());
-                }
-            }
+    /// Levels that this process knows, for a store to put right.
+    fn ask_store<'a>(&self, rules: &Rules, levels: Vec<Level<'a>>) -> Snapshot<'a> {
+        let limits = rules.limits().iter().enumerate();
+        let asked = limits.filter(|(_, limited)| !limited.is_split());
+        let asked = asked.filter_map(|(place, limited)| Some((place, &**limited.buckets.redis()?)));
+        let (asked, buckets): (Vec<_>, Vec<_>) = asked.unzip();
+        let store = self.store.redis();
+        Snapshot {
+            levels,
+            asked,
+            told: store.and_then(|store| store.peek(buckets.into_iter())),
         }
-        levels
+    }
+
+    /// The limits in the order they were given, the default last; asks no store.
+    #[must_use]
+    pub fn limits(&self) -> Vec<(&str, Limit)> {
+        let rules = self.current.get();
+        let limits = rules.limits().iter();
+        let named = limits.map(|limited| (self.name(limited.number), limited.limit.clone()));
+        named.collect()
     }
 
     fn level(&self, limited: &Limited, now: u64) -> Result<Level<'_>, Moved> {
@@ -322,6 +328,33 @@ impl Limiter {
     #[must_use]
     pub fn store_url(&self) -> Option<&str> {
         self.store_url.as_deref()
+    }
+
+    /// What the store was asked, in numbers: where it is one over a network.
+    #[must_use]
+    pub fn store_meter(&self) -> Option<StoreMeter> {
+        self.store.redis().map(redis::Store::meter)
+    }
+
+    /// Lets go of a store over a network: what was asked before is answered, in the store's timeout, and then
+    /// the thread and the connection end. Whoever waits is woken, and all calls from now on are decided as when
+    /// the store fails. With other stores it does nothing.
+    ///
+    /// A limiter that is dropped does so by itself.
+    pub fn close(&self) {
+        let Some(store) = self.store.redis() else {
+            return;
+        };
+        store.close();
+        let mut wakes = Wakes::default();
+        self.current.get().wake_all(&mut wakes);
+    }
+
+    /// What becomes of a call when a store over a network fails, for limits that do not say it themselves; none
+    /// if that was left open.
+    #[must_use]
+    pub fn when_store_fails(&self) -> Option<OnStoreError> {
+        self.current.get().on_store_error
     }
 
     /// Whether calls that are refused pass all the same.
@@ -580,6 +613,33 @@ impl Limiter {
                 self.name(limited.number)
             );
         }
+    }
+}
+
+/// A snapshot that a store may have been asked for: see [`Limiter::begin_snapshot`].
+#[derive(Debug)]
+pub struct Snapshot<'a> {
+    /// As this process knows them.
+    levels: Vec<Level<'a>>,
+    /// The places of those that the store was asked for.
+    asked: Vec<usize>,
+    told: Option<Peeking>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// The levels. Waits for a store that was asked, up to its deadline.
+    #[must_use]
+    pub fn wait(mut self) -> Vec<Level<'a>> {
+        let mut told = self.told.and_then(Peeking::wait).into_iter().flatten();
+        for place in self.asked {
+            let level = &mut self.levels[place];
+            let found = told.next();
+            level.remaining = found.as_ref().map(|found| found.tokens);
+            if let Some(found) = found {
+                level.paused = Some(found.paused).filter(|paused| !paused.is_zero());
+            }
+        }
+        self.levels
     }
 }
 

@@ -56,6 +56,7 @@ pub(crate) struct Rules {
     default: Box<[Arc<Limited>]>,
     remembered: Box<[Remembered]>,
     pub(crate) dry_run: bool,
+    pub(crate) on_store_error: Option<OnStoreError>,
 }
 
 /// A tool that a limit names exactly.
@@ -272,6 +273,7 @@ impl Rules {
             default: default.into(),
             remembered: (0..remembered).map(|_| RwLock::default()).collect(),
             dry_run: config.dry_run,
+            on_store_error: config.on_store_error,
             routes,
             limits,
         }

@@ -120,6 +120,22 @@ impl Store {
     }
 }
 
+/// Numbers of a store that is asked over a network, since this process began to ask it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreCounts {
+    /// Whether it is known to be down, and is not asked.
+    pub is_down: bool,
+    /// The requests that were answered.
+    pub answered: u64,
+    /// How long those took in all, from when they were asked.
+    pub time: Duration,
+    /// The requests that failed.
+    pub failed: u64,
+    /// The decisions that were made without it since it failed: see [`OnStoreError`].
+    pub alone: u64,
+}
+
 /// Whether this may be a store's URL; opens nothing.
 #[cfg(feature = "config")]
 pub(crate) fn check(url: &str) -> Result<(), ConfigError> {

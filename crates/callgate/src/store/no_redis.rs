@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use super::{Key, Verdict, memory, without_password};
+use super::{Key, StoreCounts, Verdict, memory, without_password};
 use crate::bucket::Bucket;
 use crate::{ConfigError, Limit};
 
@@ -38,6 +38,18 @@ impl Store {
         match *self {}
     }
 
+    pub(crate) fn count_alone(&self) {
+        match *self {}
+    }
+
+    pub(crate) fn meter(&self) -> StoreMeter {
+        match *self {}
+    }
+
+    pub(crate) fn close(&self) {
+        match *self {}
+    }
+
     #[expect(clippy::unnecessary_wraps, reason = "the store itself may refuse")]
     pub(crate) fn check(_: &Limit) -> Result<(), ConfigError> {
         Ok(())
@@ -61,7 +73,7 @@ impl Store {
         match *self {}
     }
 
-    pub(crate) fn peek<'b>(&self, _: impl Iterator<Item = &'b Buckets>) -> Option<Vec<Found>> {
+    pub(crate) fn peek<'b>(&self, _: impl Iterator<Item = &'b Buckets>) -> Option<Peeking> {
         match *self {}
     }
 
@@ -107,6 +119,27 @@ pub(crate) struct Asking(Infallible);
 
 impl Asking {
     pub(crate) fn poll(&mut self, _: &Waker) -> Poll<Answered> {
+        match self.0 {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Peeking(Infallible);
+
+impl Peeking {
+    pub(crate) fn wait(self) -> Option<Vec<Found>> {
+        match self.0 {}
+    }
+}
+
+/// What a store over a network was asked, in numbers: this build has none.
+#[derive(Clone, Debug)]
+pub struct StoreMeter(Infallible);
+
+impl StoreMeter {
+    /// The numbers, as they are now.
+    #[must_use]
+    pub fn counts(&self) -> StoreCounts {
         match self.0 {}
     }
 }

@@ -27,7 +27,8 @@ use crate::rate::gcd;
 use crate::{ConfigError, Limit};
 #[cfg(feature = "config")]
 pub(crate) use limits::check;
-pub(crate) use limits::{Answered, Asking, Buckets, Question, Store};
+pub use limits::StoreMeter;
+pub(crate) use limits::{Answered, Asking, Buckets, Peeking, Question, Store};
 
 /// Decides a call; its head is the contract.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(CODE));

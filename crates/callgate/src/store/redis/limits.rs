@@ -7,6 +7,7 @@
 //! fails, they decide in its place, and a process is given nothing then that it has spent before.
 
 use std::mem;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use super::link::Link;
 use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
 use crate::bucket::{Bucket, Fill, MAX_NANOS};
 use crate::clock::nanos;
-use crate::store::{Key, Verdict, memory};
+use crate::store::{Key, StoreCounts, Verdict, memory};
 use crate::{ConfigError, Limit};
 
 /// Whether this is a store's URL; opens nothing.
@@ -31,14 +32,35 @@ pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
 #[derive(Debug)]
 pub(crate) struct Store {
     address: Address,
-    link: Link,
+    link: Arc<Link>,
+}
+
+/// What a store was asked, in numbers: may outlive its limiter. See [`Limiter::store_meter`].
+///
+/// [`Limiter::store_meter`]: crate::Limiter::store_meter
+#[derive(Clone, Debug)]
+pub struct StoreMeter(Arc<Link>);
+
+impl StoreMeter {
+    /// The numbers, as they are now.
+    #[must_use]
+    pub fn counts(&self) -> StoreCounts {
+        self.0.counts()
+    }
+}
+
+/// Who reads the meter does not keep the thread.
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.link.close();
+    }
 }
 
 impl Store {
     /// Connects to nothing yet.
     pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
         let address = Address::parse(url)?;
-        let link = Link::new(address.clone());
+        let link = Arc::new(Link::new(address.clone()));
         Ok(Self { address, link })
     }
 
@@ -55,6 +77,20 @@ impl Store {
     /// Why there is no answer, where the store is known to be down.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.link.failure()
+    }
+
+    /// Says that a decision was made without it.
+    pub(crate) fn count_alone(&self) {
+        self.link.count_alone();
+    }
+
+    pub(crate) fn meter(&self) -> StoreMeter {
+        StoreMeter(Arc::clone(&self.link))
+    }
+
+    /// Answers what was asked before, and nothing more.
+    pub(crate) fn close(&self) {
+        self.link.close();
     }
 
     /// Whether a limit is in range.
@@ -75,33 +111,31 @@ impl Store {
             Some((old, new_keys)) => old.own.carry(bucket, split, new_keys, now),
             None => memory::Buckets::full(bucket, split),
         };
+        let keys = self.address.keys.clone();
         Ok(Buckets {
             name: name.into(),
-            keys: self.address.keys.clone(),
+            whole: (keys.bucket(name, []), keys.pause(name, None)),
+            keys,
             terms: Arc::new(Terms::new(limit)?),
             own,
         })
     }
 
     /// Asks for a call's tokens; the answer wakes.
-    pub(crate) fn ask(&self, question: Question, waker: &Waker) -> Asking {
+    pub(crate) fn ask(&self, mut question: Question, waker: &Waker) -> Asking {
         let slot = Arc::new(Slot::default());
         slot.lock().waker = Some(waker.clone());
         let there = Arc::clone(&slot);
         self.link.ask(question.request(), move |result| {
             let mut state = there.lock();
             state.result = Some((result, Instant::now()));
-            let waker = state.waker.take();
-            drop(state);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            state.waker.take()
         });
         Asking { question, slot }
     }
 
     /// The same for a thread that has time.
-    pub(crate) fn ask_blocking(&self, question: Question) -> Answered {
+    pub(crate) fn ask_blocking(&self, mut question: Question) -> Answered {
         let result = self.link.ask_blocking(question.request());
         Answered {
             question,
@@ -110,18 +144,20 @@ impl Store {
         }
     }
 
-    /// What these buckets hold, as far as the store tells; changes nothing.
-    pub(crate) fn peek<'b>(
-        &self,
-        buckets: impl Iterator<Item = &'b Buckets>,
-    ) -> Option<SmallVec<[Found; 2]>> {
+    /// Asks what these buckets hold, which changes nothing; none where nothing is to be asked.
+    pub(crate) fn peek<'b>(&self, buckets: impl Iterator<Item = &'b Buckets>) -> Option<Peeking> {
         let asks = buckets.map(|buckets| buckets.ask(std::iter::empty(), None, 0));
         let asks: SmallVec<_> = asks.collect::<Option<_>>()?;
         if asks.is_empty() {
-            return Some(SmallVec::new());
+            return None;
         }
-        let answer = self.link.ask_blocking(Request::Peek(asks));
-        answer.ok().map(|answer| answer.limits)
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.link.ask(Request::Peek(asks), move |result| {
+            // Nobody may wait for it any more.
+            let _ = answer.send(result);
+            None
+        });
+        Some(Peeking(answered))
     }
 
     /// Lets nobody draw for so long; of the default limit only from the buckets of a tool.
@@ -138,6 +174,7 @@ impl Store {
             if let Err(failure) = result {
                 log::warn!("limit '{name}' is paused in this process only: {failure}");
             }
+            None
         });
     }
 }
@@ -147,6 +184,8 @@ impl Store {
 pub(crate) struct Buckets {
     name: Box<str>,
     keys: Keys,
+    /// The bucket and the pause of a call without fields.
+    whole: (super::Key, super::Key),
     terms: Arc<Terms>,
     own: memory::Buckets,
 }
@@ -170,11 +209,19 @@ impl Buckets {
         tool: Option<&str>,
         cost: u64,
     ) -> Option<Ask> {
+        let mut fields = fields.peekable();
+        let (bucket, pause) = &self.whole;
         Some(Ask {
             price: self.terms.price(cost)?,
             terms: Arc::clone(&self.terms),
-            bucket: self.keys.bucket(&self.name, fields),
-            pause: self.keys.pause(&self.name, tool),
+            bucket: match fields.peek() {
+                None => bucket.clone(),
+                Some(_) => self.keys.bucket(&self.name, fields),
+            },
+            pause: match tool {
+                None => pause.clone(),
+                Some(_) => self.keys.pause(&self.name, tool),
+            },
         })
     }
 
@@ -229,8 +276,9 @@ impl Question {
         }
     }
 
-    fn request(&self) -> Request {
-        Request::Take(self.asks.clone())
+    /// To be sent once.
+    fn request(&mut self) -> Request {
+        Request::Take(mem::take(&mut self.asks))
     }
 }
 
@@ -269,6 +317,25 @@ impl Asking {
             result,
             came: Some(at),
         })
+    }
+}
+
+/// Nobody waits for the answer.
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.slot.lock().waker = None;
+    }
+}
+
+/// Buckets that the store is asked about.
+#[derive(Debug)]
+pub(crate) struct Peeking(Receiver<Result<Answer, Failure>>);
+
+impl Peeking {
+    /// Waits for what they hold.
+    pub(crate) fn wait(self) -> Option<SmallVec<[Found; 2]>> {
+        let answer = self.0.recv().ok()?.ok()?;
+        Some(answer.limits)
     }
 }
 

@@ -11,13 +11,16 @@
 //! key. That is tried at growing intervals. A connection that just ends is replaced without that.
 //!
 //! After a fork the child starts a thread and a connection of its own at its first call.
+//!
+//! A link that is closed answers what was asked before, and then its thread ends.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
+use std::task::Waker;
 use std::thread;
 use std::time::Duration;
 
@@ -27,12 +30,14 @@ use redis::{
     PushKind, RedisResult, ServerErrorKind, Value,
 };
 use tokio::runtime;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::address::{self, Address};
 use super::{Answer, Failure, Request, in_words};
+use crate::forking::unforked;
+use crate::store::StoreCounts;
 
 /// So many calls go out together at most: the first of them are not to wait for too many others.
 const TOGETHER: usize = 256;
@@ -45,17 +50,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 /// A node of a cluster sends us to another so often at most.
 const HOPS: usize = 4;
 
+/// One line in such a time is enough to tell that keys are not as they should be.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+
 /// The way to one store.
 pub(crate) struct Link {
     address: Arc<Address>,
     /// One for each process that this link was used in: this one, and those that it was forked from.
     runs: boxcar::Vec<Run>,
+    is_closed: AtomicBool,
 }
 
 /// The link in one process.
 struct Run {
     process: u32,
-    queue: UnboundedSender<Pending>,
+    queue: WeakUnboundedSender<Pending>,
+    /// Until it is closed: what keeps the thread.
+    keeps: Mutex<Option<UnboundedSender<Pending>>>,
     state: Arc<State>,
 }
 
@@ -66,6 +77,10 @@ struct State {
     answered: AtomicU64,
     failed: AtomicU64,
     nanos: AtomicU64,
+    /// The decisions that were made without it.
+    alone: AtomicU64,
+    /// When a key was last told of that is not as it should be.
+    told: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone, Debug)]
@@ -76,18 +91,8 @@ struct Down {
     until: Instant,
 }
 
-/// Numbers for a dashboard, since the process began to use the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) is_down: bool,
-    /// The requests that were answered, and how long that took in all.
-    pub(crate) answered: u64,
-    pub(crate) time: Duration,
-    /// The requests that failed: whatever was done then was done without the store.
-    pub(crate) failed: u64,
-}
-
-type OnAnswer = Box<dyn FnOnce(Result<Answer, Failure>) + Send>;
+/// Takes a result, and says whom to wake. Those of a batch are woken when all its answers are there.
+type OnAnswer = Box<dyn FnOnce(Result<Answer, Failure>) -> Option<Waker> + Send>;
 
 /// A request on its way; answered once, whatever happens.
 struct Pending {
@@ -104,18 +109,22 @@ impl Link {
         Self {
             address: Arc::new(address),
             runs: boxcar::Vec::new(),
+            is_closed: AtomicBool::new(false),
         }
     }
 
     /// Asks the store; `answer` is called once, on the store's thread or at once on this one, and must not
-    /// block.
+    /// block. It says whom to wake.
     pub(crate) fn ask(
         &self,
         request: Request,
-        answer: impl FnOnce(Result<Answer, Failure>) + Send + 'static,
+        answer: impl FnOnce(Result<Answer, Failure>) -> Option<Waker> + Send + 'static,
     ) {
         let Some(run) = self.run() else {
-            return answer(Err(Failure::Lost));
+            if let Some(waker) = answer(Err(Failure::Lost)) {
+                waker.wake();
+            }
+            return;
         };
         let asked = Instant::now();
         let mut pending = Pending {
@@ -128,7 +137,16 @@ impl Link {
         match run.state.failure() {
             Some(failure) => pending.finish(Err(failure)),
             // Where the thread is gone, dropping it answers.
-            None => drop(run.queue.send(pending)),
+            None => drop(run.queue.upgrade().map(|queue| queue.send(pending))),
+        }
+    }
+
+    /// Answers what was asked before, and nothing more.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        if let Some(run) = self.here() {
+            let kept = run.keeps.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(kept);
         }
     }
 
@@ -138,32 +156,45 @@ impl Link {
         self.ask(request, move |result| {
             // The receiver waits below.
             let _ = answer.send(result);
+            None
         });
         answered.recv().unwrap_or(Err(Failure::Lost))
     }
 
     /// What a request comes to now, where the store is known to be down.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        let (_, run) = self.runs.iter().find(|(_, run)| run.is_here())?;
-        run.state.failure()
+        self.here()?.state.failure()
     }
 
-    pub(crate) fn counts(&self) -> Counts {
-        let Some(run) = self.runs.iter().find(|(_, run)| run.is_here()) else {
-            return State::default().counts();
-        };
-        run.1.state.counts()
+    /// Counts a decision that was made without the store.
+    pub(crate) fn count_alone(&self) {
+        if let Some(run) = self.here() {
+            run.state.alone.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn counts(&self) -> StoreCounts {
+        let here = self.here();
+        here.map_or_else(StoreCounts::default, |run| run.state.counts())
+    }
+
+    /// The link in this process, if it was used here.
+    fn here(&self) -> Option<&Run> {
+        let mut runs = self.runs.iter();
+        runs.find_map(|(_, run)| run.is_here().then_some(run))
     }
 
     /// The link in this process. Nothing is locked: a lock may be held for ever in a process that was forked.
     fn run(&self) -> Option<&Run> {
-        let find = || self.runs.iter().find(|(_, run)| run.is_here());
-        if let Some((_, run)) = find() {
+        if let Some(run) = self.here() {
             return Some(run);
+        }
+        if self.is_closed.load(Ordering::Relaxed) {
+            return None;
         }
         // Where two threads come here at once, the first one's is found, and the other ends unused.
         self.runs.push(Run::start(Arc::clone(&self.address)).ok()?);
-        find().map(|(_, run)| run)
+        self.here()
     }
 }
 
@@ -194,13 +225,14 @@ impl Run {
         };
         let thread = thread::Builder::new().name("callgate-redis".to_owned());
         thread.spawn(move || {
-            runtime.block_on(driver.run());
+            runtime.block_on(unforked(driver.run()));
             // Does not wait for a name that is being looked up.
             runtime.shutdown_background();
         })?;
         Ok(Self {
             process: process::id(),
-            queue,
+            queue: queue.downgrade(),
+            keeps: Mutex::new(Some(queue)),
             state,
         })
     }
@@ -225,12 +257,23 @@ impl State {
         })
     }
 
-    fn counts(&self) -> Counts {
-        Counts {
+    fn counts(&self) -> StoreCounts {
+        StoreCounts {
             is_down: self.down().is_some(),
             answered: self.answered.load(Ordering::Relaxed),
             time: Duration::from_nanos(self.nanos.load(Ordering::Relaxed)),
             failed: self.failed.load(Ordering::Relaxed),
+            alone: self.alone.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Tells of a failure that is about a key, unless one was told of not long ago.
+    fn tell(&self, failure: &Failure) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
+            *told = Some(Instant::now());
+            drop(told);
+            log::warn!("the store has a key that is not as it should be: {failure}");
         }
     }
 }
@@ -238,9 +281,14 @@ impl State {
 impl Pending {
     /// Hands over the result, if nothing has been before.
     fn finish(&mut self, result: Result<Answer, Failure>) {
-        let Some(answer) = self.answer.take() else {
-            return;
-        };
+        if let Some(waker) = self.settle(result) {
+            waker.wake();
+        }
+    }
+
+    /// The same; says whom to wake.
+    fn settle(&mut self, result: Result<Answer, Failure>) -> Option<Waker> {
+        let answer = self.answer.take()?;
         if result.is_ok() {
             let nanos = u64::try_from(self.asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.state.nanos.fetch_add(nanos, Ordering::Relaxed);
@@ -248,7 +296,7 @@ impl Pending {
         } else {
             self.state.failed.fetch_add(1, Ordering::Relaxed);
         }
-        answer(result);
+        answer(result)
     }
 
     fn is_open(&self) -> bool {
@@ -325,11 +373,18 @@ impl Driver {
         let address = Arc::clone(&self.address);
         let connecting = connect(&address);
         tokio::pin!(connecting);
+        let mut is_closed = false;
         loop {
+            if is_closed && self.waiting.is_empty() {
+                return None;
+            }
             let deadline = self.waiting.front().map(|first| first.deadline);
             tokio::select! {
                 connection = &mut connecting => return Some(connection),
-                asked = self.asked.recv() => self.waiting.push_back(asked?),
+                asked = self.asked.recv(), if !is_closed => match asked {
+                    Some(asked) => self.waiting.push_back(asked),
+                    None => is_closed = true,
+                },
                 () = until(deadline) => {
                     if let Some(mut late) = self.waiting.pop_front() {
                         late.finish(Err(Failure::Late));
@@ -347,7 +402,7 @@ impl Driver {
         loop {
             if !batch.is_empty() {
                 let (commands, time) = (connection.commands.clone(), self.address.timeout);
-                flights.spawn(fly(commands, std::mem::take(&mut batch), time));
+                flights.spawn(unforked(fly(commands, std::mem::take(&mut batch), time)));
             }
             tokio::select! {
                 // What is asked after an answer is to find out what came of that one.
@@ -374,6 +429,8 @@ impl Driver {
                     return if was_answered { End::Dropped } else { End::Unused };
                 }
                 count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
+                    // What was asked before is answered, or late.
+                    while flights.join_next().await.is_some() {}
                     return End::Unused;
                 },
             }
@@ -505,18 +562,20 @@ fn hand_out(replies: Vec<Value>, batch: &mut [Pending], by_hash: bool) -> Option
         return Some(End::Broken(Failure::Nonsense.to_string()));
     }
     let mut end = None;
+    let mut woken = Vec::with_capacity(batch.len());
     for (pending, reply) in batch.iter_mut().zip(replies) {
         if by_hash && is_unknown_script(&reply) {
             continue;
         }
         let result = pending.request.read(&reply);
-        if let Err(failure) = &result
-            && !failure.is_about_a_key()
-        {
-            end = Some(End::Broken(failure.to_string()));
+        match &result {
+            Err(failure) if failure.is_about_a_key() => pending.state.tell(failure),
+            Err(failure) => end = Some(End::Broken(failure.to_string())),
+            Ok(_) => {}
         }
-        pending.finish(result);
+        woken.extend(pending.settle(result));
     }
+    woken.into_iter().for_each(Waker::wake);
     end
 }
 

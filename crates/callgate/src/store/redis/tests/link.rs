@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, mpsc};
+use std::task::{Wake, Waker};
 use std::thread;
 use std::time::Instant;
 
@@ -151,6 +152,7 @@ fn many_calls_at_once_are_each_answered_once_and_admit_what_there_is() {
             answered
                 .send(answer.expect("an answer").is_admitted)
                 .expect("it waits");
+            None
         });
     }
     drop(answered);
@@ -184,6 +186,7 @@ fn r27_a_script_that_was_flushed_is_loaded_again_and_the_call_charged_once() {
             answered
                 .send(answer.expect("an answer").is_admitted)
                 .expect("it waits");
+            None
         });
     }
     drop(answered);
@@ -552,34 +555,90 @@ fn first_late_then_down_after_proof(port: u16) {
 }
 
 #[test]
-fn a_link_that_is_dropped_answers_who_waits_and_ends_its_thread() {
+fn a_link_that_is_closed_answers_who_waits_or_is_late_and_ends_its_thread() {
     let (closed, was_closed) = mpsc::channel();
     let port = listen(move |mut stream| {
         let _ = stream.read_to_end(&mut Vec::new());
         let _ = closed.send(());
     });
-    let link = link(&format!("redis://127.0.0.1:{port}?prefix=test&{PATIENCE}"));
+    let link = link(&format!(
+        "redis://127.0.0.1:{port}?prefix=test&timeout=200ms"
+    ));
     let (answered, answers) = mpsc::channel();
     for _ in 0..10 {
         let answered = answered.clone();
         link.ask(token(1), move |answer| {
             answered.send(answer).expect("it waits");
+            None
         });
     }
-    drop((link, answered));
+    drop(answered);
+    link.close();
+    let next = link.ask_blocking(token(1)).expect_err("closed");
+    assert!(matches!(next, Failure::Lost));
     let failures: Vec<_> = answers
         .iter()
-        .map(|answer| answer.expect_err("dropped"))
+        .map(|answer| answer.expect_err("nobody answers"))
         .collect();
     assert!(
         failures.len() == 10
             && failures
                 .iter()
-                .all(|failure| matches!(failure, Failure::Lost))
+                .all(|failure| matches!(failure, Failure::Late))
     );
     was_closed
         .recv_timeout(Duration::from_secs(30))
         .expect("the connection is closed");
+}
+
+#[test]
+fn a_link_that_is_closed_is_told_what_the_store_answers_to_what_was_asked_before() {
+    let server = Server::start();
+    let (answered, answers) = mpsc::channel();
+    let link = patient(&server);
+    for _ in 0..300 {
+        let answered = answered.clone();
+        link.ask(token(200), move |answer| {
+            let _ = answered.send(answer.expect("an answer").is_admitted);
+            None
+        });
+    }
+    link.close();
+    drop(answered);
+    assert_eq!(answers.iter().filter(|admitted| *admitted).count(), 200);
+    // The one that looks.
+    server.wait_for_clients(1);
+}
+
+#[test]
+fn those_who_hear_of_a_batch_are_woken_when_all_its_answers_are_there() {
+    struct Listener(Arc<AtomicUsize>, Mutex<mpsc::Sender<usize>>);
+    impl Wake for Listener {
+        fn wake(self: Arc<Self>) {
+            let answers = self.0.load(Ordering::SeqCst);
+            self.1.lock().expect("no panic").send(answers).expect("it waits");
+        }
+    }
+    let server = Server::start();
+    let link = patient(&server);
+    assert!(is_admitted(&link, 1_000));
+    let (woken, wakes) = mpsc::channel();
+    let answers = Arc::new(AtomicUsize::new(0));
+    let waker = Waker::from(Arc::new(Listener(Arc::clone(&answers), Mutex::new(woken))));
+    // While the server is stopped, all but the first come together.
+    server.signal("STOP");
+    for _ in 0..100 {
+        let (answers, waker) = (Arc::clone(&answers), waker.clone());
+        link.ask(token(1_000), move |_| {
+            answers.fetch_add(1, Ordering::SeqCst);
+            Some(waker)
+        });
+    }
+    server.signal("CONT");
+    let found: Vec<_> = wakes.iter().take(100).collect();
+    let at_once = found.iter().filter(|answers| **answers == 100).count();
+    assert!(at_once > 1, "{found:?}");
+    assert!(found.is_sorted(), "{found:?}");
 }
 
 #[test]
