@@ -8,12 +8,12 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import limits
 import throttled.asyncio
@@ -59,7 +59,7 @@ class Round:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[str | None]:
+def serving() -> Generator[str | None]:
     """A server of our own: its URL, or None where there is none to start."""
     program = shutil.which("redis-server")
     if program is None:
@@ -125,7 +125,7 @@ def cpus(rounds: list[Round]) -> Samples:
 
 def _ours(**limits: ToolRateLimit) -> Callable[[str], AbstractAsyncContextManager[Acquire]]:
     @contextlib.asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Acquire]:
+    async def opened(url: str) -> AsyncGenerator[Acquire]:
         store = f"{url}?prefix=ours-{len(limits)}&timeout=10s"
         async with Limiter(limits, store=store, on_store_error="raise") as limiter:
             yield lambda: limiter.acquire("search")
@@ -133,23 +133,28 @@ def _ours(**limits: ToolRateLimit) -> Callable[[str], AbstractAsyncContextManage
     return opened
 
 
+def _client(url: str) -> Redis:
+    made: Any = Redis.from_url  # Its keywords have no types.
+    return cast("Redis", made(url, max_connections=CONNECTIONS))
+
+
 @contextlib.asynccontextmanager
-async def _bare(url: str) -> AsyncIterator[Acquire]:
-    async with Redis.from_url(url, max_connections=CONNECTIONS) as client:
+async def _bare(url: str) -> AsyncGenerator[Acquire]:
+    async with _client(url) as client:
         digest = await client.script_load("return 1")
         yield lambda: client.evalsha(digest, 1, "bare")
 
 
 @contextlib.asynccontextmanager
-async def _same(url: str) -> AsyncIterator[Acquire]:
+async def _same(url: str) -> AsyncGenerator[Acquire]:
     limit = ("1:1:1:0:1000000", 1, 1_000_000, 0, 1, 0)
-    async with Redis.from_url(url, max_connections=CONNECTIONS) as client:
+    async with _client(url) as client:
         digest = await client.script_load(SCRIPT.read_text())
         yield lambda: client.evalsha(digest, 2, "{same}:bucket", "{same}:pause", "take", *limit)
 
 
 @contextlib.asynccontextmanager
-async def _limits(url: str) -> AsyncIterator[Acquire]:
+async def _limits(url: str) -> AsyncGenerator[Acquire]:
     storage = limits.aio.storage.RedisStorage(
         f"async+{url}", implementation="redispy", max_connections=CONNECTIONS
     )
@@ -159,7 +164,7 @@ async def _limits(url: str) -> AsyncIterator[Acquire]:
 
 
 @contextlib.asynccontextmanager
-async def _throttled(url: str) -> AsyncIterator[Acquire]:
+async def _throttled(url: str) -> AsyncGenerator[Acquire]:
     options = {"CONNECTION_POOL_KWARGS": {"max_connections": CONNECTIONS}}
     store = throttled.asyncio.RedisStore(server=url, options=options)
     limiter = throttled.asyncio.Throttled(quota=f"{RATE}/s burst {RATE}", store=store)
