@@ -50,10 +50,10 @@ pub use forking::{BeforeFork, before_fork};
 pub use limit::{Limit, MAX_BURST, MAX_WAIT, OnStoreError};
 pub use limiter::{Limiter, LimiterBuilder, Snapshot, Tool};
 pub use rate::{Count, Rate, Unit};
-#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
-pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 pub use store::StoreCounts;
 pub use store::redis::StoreMeter;
+#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};

@@ -25,9 +25,9 @@ use smallvec::SmallVec;
 
 use crate::rate::gcd;
 use crate::{ConfigError, Limit};
+pub use limits::StoreMeter;
 #[cfg(feature = "config")]
 pub(crate) use limits::check;
-pub use limits::StoreMeter;
 pub(crate) use limits::{Answered, Asking, Buckets, Peeking, Question, Store};
 
 /// Decides a call; its head is the contract.

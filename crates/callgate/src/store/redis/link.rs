@@ -145,7 +145,11 @@ impl Link {
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(run) = self.here() {
-            let kept = run.keeps.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let kept = run
+                .keeps
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             drop(kept);
         }
     }

@@ -584,7 +584,7 @@ fn a_link_that_is_closed_answers_who_waits_or_is_late_and_ends_its_thread() {
         failures.len() == 10
             && failures
                 .iter()
-                .all(|failure| matches!(failure, Failure::Late))
+                .all(|failure| matches!(failure, Failure::Late | Failure::Down { .. }))
     );
     was_closed
         .recv_timeout(Duration::from_secs(30))
@@ -616,7 +616,11 @@ fn those_who_hear_of_a_batch_are_woken_when_all_its_answers_are_there() {
     impl Wake for Listener {
         fn wake(self: Arc<Self>) {
             let answers = self.0.load(Ordering::SeqCst);
-            self.1.lock().expect("no panic").send(answers).expect("it waits");
+            self.1
+                .lock()
+                .expect("no panic")
+                .send(answers)
+                .expect("it waits");
         }
     }
     let server = Server::start();
