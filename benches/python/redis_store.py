@@ -134,7 +134,7 @@ def _ours(**limits: ToolRateLimit) -> Callable[[str], AbstractAsyncContextManage
 
 
 def _client(url: str) -> Redis:
-    made: Any = Redis.from_url  # Its keywords have no types.
+    made: Any = cast("Any", Redis).from_url  # Its keywords have no types.
     return cast("Redis", made(url, max_connections=CONNECTIONS))
 
 
