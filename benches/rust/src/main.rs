@@ -5,6 +5,7 @@ mod exact;
 mod measure;
 mod mutex;
 mod peers;
+mod redis;
 mod report;
 mod several;
 mod shared;
@@ -118,6 +119,12 @@ fn main() {
     let [refused, _] = two_threads();
     println!("\n## Shared memory: alone, and two processes against one of them alone\n");
     let (stores, beside) = shared_memory();
+    println!("\n## Redis on this host: one caller, against a bare round trip\n");
+    let redis = redis::Store::start();
+    let redis = redis.map(|store| over_redis(&store));
+    if redis.is_none() {
+        println!("Not measured: there is no redis-server on the PATH.");
+    }
     println!("\n## A bucket for each tenant: admitted, in random order of so many\n");
     let known = known_tenants();
     println!("\n## A bucket for each tenant: bytes on the heap for each of so many\n");
@@ -152,6 +159,9 @@ fn main() {
         ratio(&refused, peers::TOOL),
     );
     shared_targets(&stores, &beside);
+    if let Some(redis) = &redis {
+        redis_targets(redis);
+    }
     let place = KNOWN.iter().position(|&tenants| tenants == MANY);
     let known = &known[place.expect("many among them")];
     target(
@@ -261,6 +271,57 @@ fn shared_targets(stores: &[Column], beside: &Column) {
         "shared memory / a locked file",
         0.1,
         over(shared::SHARED, shared::FILE_LOCK),
+    );
+}
+
+/// Measures what a decision by Redis costs one caller, prints that, and prints what many callers get.
+fn over_redis(store: &redis::Store) -> Vec<Column> {
+    let (_, ping) = store.ping();
+    let rows = [store.rows(PLENTY)];
+    let columns = measured(&rows, |cases| measure::against(&ping, cases));
+    report::costs(&["a call".to_owned()], &columns);
+    println!(
+        "\nMany callers: so many a second, and microseconds of this process's CPU for each.\n"
+    );
+    report::head(&redis::CALLERS.map(|callers| format!("{callers} callers")));
+    let many = redis::CALLERS.map(|callers| store.many(callers, PLENTY));
+    for (row, name) in [redis::PINGS, redis::AWAITED].into_iter().enumerate() {
+        let cells = many.iter().map(|many| {
+            let redis::Many { a_second, micros } = many[row];
+            Some(format!("{:.0} ({:.1})", a_second.value, micros.value))
+        });
+        report::row(name, cells);
+    }
+    let share = |figure: fn(&redis::Many) -> Figure| {
+        let shares = many
+            .iter()
+            .map(move |[pings, decisions]| figure(decisions).over(figure(pings)));
+        shares.map(|share| Some(format!("{:.2} x", share.value)))
+    };
+    report::row("decisions / round trips", share(|many| many.a_second));
+    report::row("their CPU", share(|many| many.micros));
+    columns
+}
+
+/// Prints the targets of Redis.
+fn redis_targets(columns: &[Column]) {
+    let over = |row, over| worst(columns, row, Some(over));
+    for row in [redis::TRY, redis::AWAITED] {
+        target(
+            &format!("Redis: {row} / `PING`"),
+            1.5,
+            over(row, redis::PING),
+        );
+    }
+    target(
+        "Redis: **try_acquire** / the least script",
+        1.5,
+        over(redis::TRY, redis::SCRIPT),
+    );
+    target(
+        "Redis: three limits / one",
+        1.8,
+        over(redis::THREE, redis::TRY),
     );
 }
 

@@ -87,6 +87,7 @@ pub(crate) struct Case {
     next: Arc<AtomicU32>,
     warm: u32,
     read: Box<dyn Fn(u32) + Sync>,
+    slice: u32,
 }
 
 impl Case {
@@ -113,6 +114,15 @@ impl Case {
             check: Box::new(move || call(subject, 0).expected()),
             warm: 0,
             read: Box::new(|_| ()),
+            slice: SLICE,
+        }
+    }
+
+    /// For calls that take long: so many of them are a slice.
+    pub(crate) fn in_slices_of(self, calls: u32) -> Self {
+        Self {
+            slice: calls,
+            ..self
         }
     }
 
@@ -129,7 +139,7 @@ impl Case {
     fn warm_up(&self) {
         (self.run)(self.warm);
         let next = self.next.load(Ordering::Relaxed);
-        for number in 0..WARM + SLICE {
+        for number in 0..WARM + self.slice {
             (self.read)(next.wrapping_add(number));
         }
     }
@@ -141,10 +151,10 @@ impl Case {
 
     /// Nanoseconds a call, over a slice.
     fn slice(&self) -> f64 {
-        (self.run)(WARM);
+        (self.run)(WARM.min(self.slice / 10));
         let start = Instant::now();
-        (self.run)(SLICE);
-        nanos(start.elapsed()) / f64::from(SLICE)
+        (self.run)(self.slice);
+        nanos(start.elapsed()) / f64::from(self.slice)
     }
 
     /// Calls for so long.

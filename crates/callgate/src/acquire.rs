@@ -92,6 +92,9 @@ impl Limiter {
                 if let Poll::Ready(decision) = self.poll_acquire(call, &mut turn, context.waker()) {
                     return Poll::Ready(decision);
                 }
+                if turn.is_asking() {
+                    return Poll::Pending;
+                }
                 let timer = match &mut timer {
                     Some(timer) => {
                         timer.reset(turn.wait);

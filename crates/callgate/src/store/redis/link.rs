@@ -394,16 +394,18 @@ impl Driver {
             }
             let deadline = self.waiting.front().map(|first| first.deadline);
             tokio::select! {
-                connection = &mut connecting => return Some(connection),
-                asked = self.asked.recv(), if !is_closed => match asked {
-                    Some(asked) => self.waiting.push_back(asked),
-                    None => is_closed = true,
-                },
+                // Whoever is late as the connection fails is late.
+                biased;
                 () = until(deadline) => {
                     if let Some(mut late) = self.waiting.pop_front() {
                         late.finish(Err(Failure::Late));
                     }
                 }
+                connection = &mut connecting => return Some(connection),
+                asked = self.asked.recv(), if !is_closed => match asked {
+                    Some(asked) => self.waiting.push_back(asked),
+                    None => is_closed = true,
+                },
             }
         }
     }

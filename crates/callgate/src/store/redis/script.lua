@@ -91,24 +91,37 @@ local function carry(old, limit)
     return now + a, b
 end
 
+-- The time in a bucket of this very limit, which nearly all are: that is quicker told than read in full.
+local function own_time(value, limit, p)
+    if string.sub(value, 1, #limit) == limit then
+        local a, b = string.match(value, '^:(%d+):(%d+)$', #limit + 1)
+        a, b = tonumber(a), tonumber(b)
+        if a and a <= 2 * MOST and b < p then
+            return a, b
+        end
+    end
+end
+
 -- A bucket as it is now, from full to empty, and whether that differs from what is kept.
-local function read_bucket(key, limit, burst_a, burst_b)
+local function read_bucket(key, limit, p, burst_a, burst_b)
     local value = read(key)
     if not value then
         return now, 0, false
     end
-    local kept = parse(value)
-    if not kept then
-        problem = key .. ' holds no bucket of version ' .. VERSION
-        return now, 0, false
-    end
-    if kept.a < now then
-        kept.a, kept.b = now, 0
-    end
-    local a, b, differs = kept.a, kept.b, false
-    if kept.limit ~= limit then
+    local a, b = own_time(value, limit, p)
+    local differs = not a
+    if differs then
+        local kept = parse(value)
+        if not kept then
+            problem = key .. ' holds no bucket of version ' .. VERSION
+            return now, 0, false
+        end
+        if kept.a < now then
+            kept.a, kept.b = now, 0
+        end
         a, b = carry(kept, limit)
-        differs = true
+    elseif a < now then
+        a, b = now, 0
     end
     local empty = now + burst_a
     if a > empty or (a == empty and b > burst_b) then
@@ -147,7 +160,7 @@ for i = 1, #KEYS / 2 do
     local limit = ARGV[at]
     local p, burst_a, burst_b = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
     local price_a, price_b = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
-    local kept_a, kept_b, differs = read_bucket(KEYS[2 * i - 1], limit, burst_a, burst_b)
+    local kept_a, kept_b, differs = read_bucket(KEYS[2 * i - 1], limit, p, burst_a, burst_b)
     local pause = read_pause(KEYS[2 * i])
     local a, b = kept_a, kept_b
     -- Nothing is below a bucket that is empty when the pause ends.
