@@ -6,9 +6,11 @@ from os import PathLike
 from pathlib import Path
 from threading import Lock
 from types import EllipsisType
-from typing import Any, Literal, SupportsIndex, TypeAlias, final
+from typing import Any, Literal, SupportsIndex, final
 
 from typing_extensions import Self, disjoint_base
+
+from callgate._errors import OnStoreError
 
 __all__ = [
     "Decision",
@@ -33,8 +35,6 @@ __all__ = [
     "restore_limit",
     "store_counts",
 ]
-
-_OnStoreError: TypeAlias = Literal["local", "deny", "admit", "raise"]
 
 __version__: str
 
@@ -89,7 +89,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
-        on_store_error: _OnStoreError | None = None,
+        on_store_error: OnStoreError | None = None,
     ) -> ToolRateLimit: ...
     @classmethod
     def per_minute(
@@ -102,7 +102,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
-        on_store_error: _OnStoreError | None = None,
+        on_store_error: OnStoreError | None = None,
     ) -> ToolRateLimit:
         """A limit of so many requests a minute.
 
@@ -136,7 +136,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
-        on_store_error: _OnStoreError | None = None,
+        on_store_error: OnStoreError | None = None,
     ) -> ToolRateLimit:
         """A limit whose rate is written as services write it.
 
@@ -171,7 +171,7 @@ class ToolRateLimit:
         max_wait: float | SupportsIndex = 0.0,
         max_concurrent: SupportsIndex | None = None,
         cost: SupportsIndex = 1,
-        on_store_error: _OnStoreError | None = None,
+        on_store_error: OnStoreError | None = None,
     ) -> ToolRateLimit:
         """A limit of never more than so many tokens in any second, minute, hour or day.
 
@@ -234,7 +234,7 @@ class ToolRateLimit:
         """What a call spends that does not say its cost itself, in tokens."""
 
     @property
-    def on_store_error(self) -> _OnStoreError | None:
+    def on_store_error(self) -> OnStoreError | None:
         """What becomes of a call while a Redis store fails; None where the limiter says it."""
 
     def __eq__(self, value: object, /) -> bool: ...
@@ -387,7 +387,7 @@ class Limiter:
         *,
         default: ToolRateLimit | None = None,
         store: str | None = None,
-        on_store_error: _OnStoreError | None = None,
+        on_store_error: OnStoreError | None = None,
         dry_run: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> Self: ...

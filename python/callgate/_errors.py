@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from callgate._callgate import Decision
+
+OnStoreError: TypeAlias = Literal["local", "deny", "admit", "raise"]
+"""What becomes of a call while a Redis store fails: see `Limiter`."""
 
 
 class CallgateError(Exception):

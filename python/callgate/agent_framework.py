@@ -209,9 +209,7 @@ class ToolRateLimitMiddleware(FunctionMiddleware):
             except Exception as error:
                 # The framework says no more of it than "Function failed.", to the model.
                 _log_failure(name, error)
-                if isinstance(error, StoreError) and hasattr(agent_framework, "MiddlewareFailure"):
-                    message = f"The rate limit of tool {name!r} cannot be checked."
-                    raise agent_framework.MiddlewareFailure(message) from error
+                _end_run_by(error, name)
                 raise
             if held is not None:
                 if held.reason is not None:
@@ -298,6 +296,13 @@ def _log_failure(tool: str, error: Exception) -> None:
     _logger.error(
         "A call of tool %r was not decided on, and not run: %s", tool, error, exc_info=trace
     )
+
+
+def _end_run_by(error: Exception, tool: str) -> None:
+    """Ends the run where a store failed and that is to be an error, if the framework can."""
+    if isinstance(error, StoreError) and hasattr(agent_framework, "MiddlewareFailure"):
+        message = f"The rate limit of tool {tool!r} cannot be checked."
+        raise agent_framework.MiddlewareFailure(message) from error
 
 
 def _is_for(receipt: list[Decision | None]) -> bool:

@@ -104,11 +104,11 @@ class Server:
             stdout=subprocess.DEVNULL,
         )
         end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), PATIENCE).close()
-            except ConnectionRefusedError:
-                assert time.monotonic() < end, "redis-server does not listen"
-                time.sleep(0.005)
-            else:
-                return process
+        while not self._listens():
+            assert time.monotonic() < end, "redis-server does not listen"
+            time.sleep(0.005)
+        return process
+
+    def _listens(self) -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self.port)) == 0

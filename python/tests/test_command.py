@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,31 @@ def test_ctrl_c_ends_a_simulation(tmp_path: Path) -> None:
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=LONGEST)
     assert (command.returncode, errors) == (-signal.SIGINT, b"")
+
+
+def test_ctrl_c_takes_the_progress_bar_away(tmp_path: Path) -> None:
+    limits, calls = tmp_path / "limits.toml", tmp_path / "calls.csv"
+    limits.write_text('[limits.crm]\nrate = "1/s"\nburst = 1\n')
+    # Long enough for a bar; to fit limits it is read again and again.
+    calls.write_bytes(b"time,tool\n" + b"1764489600.25,crm\n" * 2_000_000)
+    person, terminal = pty.openpty()
+    arguments = ["simulate", "--fit", str(limits), str(calls)]
+    with (
+        os.fdopen(person, "rb", buffering=0) as screen,
+        subprocess.Popen([*SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=terminal) as command,
+    ):
+        os.close(terminal)
+        shown = b""
+        while b"left" not in shown:
+            shown += screen.read(4096)
+        command.send_signal(signal.SIGINT)
+        with suppress(OSError):  # It is how a terminal tells that nobody writes to it any more.
+            while last := screen.read(4096):
+                shown += last
+        printed, _ = command.communicate(timeout=LONGEST)
+    assert (command.returncode, printed) == (-signal.SIGINT, b"")
+    assert b"pass 1" in shown
+    assert shown.endswith(b"\r\x1b[2K"), "the line is empty"
 
 
 def test_a_name_that_is_no_text_is_no_traceback() -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import pickle
 import sys
 import tempfile
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +122,9 @@ def test_r22_limits_of_two_names_share_nothing_but_the_store(url: str) -> None:
 def pause(limiter: Limiter, tool: str) -> None:
     """Pauses a tool, and sees to it that the store knows before the process ends."""
     limiter.pause(tool, 500)
+    # What is asked afterwards comes there afterwards.
     limiter.snapshot()
+    limiter.try_acquire("another")
 
 
 def test_a_pause_holds_in_every_process(url: str) -> None:

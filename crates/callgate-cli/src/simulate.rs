@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use callgate::{ConfigError, Limit, Limiter, LimiterBuilder};
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 
 use crate::table::shown;
 use crate::{DEFAULT, Outcome};
@@ -49,7 +50,7 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "N/UNIT")]
     service: Option<Quota>,
     /// Draw demand, admissions and the level of each limit's bucket over time.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = PathBufValueParser::new().try_map(svg))]
     plot: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
@@ -57,6 +58,15 @@ pub(crate) struct Simulate {
     /// Leave lines out that cannot be read, instead of stopping at the first.
     #[arg(long)]
     skip_bad: bool,
+}
+
+fn svg(path: PathBuf) -> Result<PathBuf, &'static str> {
+    let ending = path.extension();
+    if ending.is_some_and(|ending| ending.eq_ignore_ascii_case("svg")) {
+        Ok(path)
+    } else {
+        Err("a picture is SVG: give a name that ends in .svg")
+    }
 }
 
 impl Simulate {
@@ -70,6 +80,10 @@ impl Simulate {
             Ok(limits) => self
                 .outcome(&limits)
                 .unwrap_or_else(|error| failed(format!("error: {error}\n"))),
+            Err(_) if trace::looks_like_one(&self.file) => failed(format!(
+                "error: {} looks like a trace: the limits' file comes first\n",
+                shown(&self.file.to_string_lossy())
+            )),
             Err(error) => failed(format!("{error}\n")),
         }
     }
@@ -137,6 +151,9 @@ impl Simulate {
                 ..row
             }
         });
+        let limits: Vec<_> = rows.collect();
+        let unmatched = limits.iter().filter(|row| row.calls == 0);
+        let unmatched = unmatched.map(|row| row.name.clone());
         let tools = trace.tools.names().iter().zip(&counts.tools);
         let tools = tools.map(|(name, tool)| Row::new(name, &tool.tally, has_durations));
         // A line that was left out may have named a tool.
@@ -155,7 +172,8 @@ impl Simulate {
             seconds: report::seconds(counts.length),
             skipped: trace.skipped.lines,
             service: self.service.map(|quota| quota.to_string()),
-            limits: rows.collect(),
+            unmatched_limits: unmatched.collect(),
+            limits,
             tools,
         })
     }

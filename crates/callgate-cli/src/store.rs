@@ -1,4 +1,4 @@
-//! `callgate store`: looks into a store in shared memory, and removes it.
+//! `callgate store`: looks into a store that processes share, and removes it.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use crate::stores::{Target, Wanted};
 use crate::table::shown;
 use crate::top::report;
 
-/// Look into a store in shared memory, or remove it.
+/// Look into a store that processes share, or remove it.
 #[derive(Args)]
 pub(crate) struct StoreCommand {
     #[command(subcommand)]
@@ -29,7 +29,8 @@ enum Command {
     },
     /// Remove a store, so that the next process makes a new one with full buckets.
     ///
-    /// Refuses what is no store of callgate or is another user's, and a store that processes use.
+    /// Refuses what is no store of callgate or is another user's, and a store that processes use. Of a Redis store
+    /// it deletes callgate's keys of the prefix; the processes that use it go on, with full buckets.
     Remove {
         /// The store's path, or its URL.
         path: Target,
@@ -57,9 +58,9 @@ impl StoreCommand {
 
 fn inspect(target: &Target, json: bool) -> Result<String, String> {
     let mut store = target.look()?;
-    store.list_buckets(&Wanted::default());
+    store.list_buckets(&Wanted::default())?;
     Ok(if json {
-        report::json(&[(target.given.clone(), Ok(store))])
+        report::json(&[(target.shown.clone(), Ok(store))])
     } else {
         report::tables(&store)
     })

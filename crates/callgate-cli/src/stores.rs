@@ -1,20 +1,21 @@
-//! Stores in shared memory as people see them: what `top` and `store` have in common.
+//! Stores that processes share as people see them: what `top` and `store` have in common.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use callgate::{Call, Inspection, SharedBucket};
+use callgate::{Call, ConfigError, Inspection, Limiter, SharedBucket, SharedProcess};
 use clap::Args;
 use serde::{Serialize, Serializer};
 
 /// Where a store is, by its path or by its URL.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Target {
-    pub(crate) given: String,
-    /// The same, from the root on.
+    /// As it was given, but for user and password.
+    pub(crate) shown: String,
+    /// The same whole, and from the root on.
     pub(crate) store: String,
 }
 
@@ -33,11 +34,15 @@ pub(crate) struct Wanted {
 /// What is in a store at a moment. As `--json` prints it, keys are only ever added.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Store {
-    /// The file.
+    /// The file, or the URL without user and password.
     pub(crate) path: String,
-    /// How many buckets there is room for, and how many places are taken.
-    pub(crate) slots: usize,
+    /// How many buckets there is room for, where that can be told, and how many places are taken.
+    pub(crate) slots: Option<usize>,
     pub(crate) used: usize,
+    /// Whether that is all there is, and how many keys hold something else.
+    #[serde(rename = "whole")]
+    pub(crate) is_whole: bool,
+    pub(crate) unreadable: usize,
     pub(crate) limits: Vec<Limit>,
     pub(crate) processes: Vec<Process>,
     /// Those that are not full, or those that were asked for. None until they are listed.
@@ -71,6 +76,11 @@ pub(crate) struct Limit {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Process {
     pub(crate) pid: u64,
+    /// None where it is this one.
+    pub(crate) host: Option<String>,
+    /// How long ago it told of itself, if it is not so now.
+    #[serde(serialize_with = "seconds")]
+    pub(crate) told: Option<Duration>,
     pub(crate) limit: String,
     /// With the rate and the burst, since processes may have others under one name.
     pub(crate) rate: String,
@@ -106,11 +116,23 @@ impl FromStr for Target {
 
     fn from_str(given: &str) -> Result<Self, String> {
         let target = |store| Self {
-            given: given.to_owned(),
+            shown: given.to_owned(),
             store,
         };
         if given.starts_with("shm:") {
             return Ok(target(given.to_owned()));
+        }
+        if let Some((_, query)) = given.split_once("://") {
+            let prefix = query
+                .rsplit_once("prefix=")
+                .map_or("", |(_, prefix)| prefix);
+            let prefix = prefix.split('&').next().unwrap_or_default();
+            let limits = Limiter::builder().store(given);
+            let place = limits.store_url().unwrap_or_default();
+            return Ok(Self {
+                shown: format!("{place}?prefix={prefix}"),
+                store: given.to_owned(),
+            });
         }
         if given.contains('?') {
             return Err(
@@ -123,15 +145,18 @@ impl FromStr for Target {
     }
 }
 
-impl Target {
-    /// Looks into it, which changes nothing.
-    pub(crate) fn inspect(&self) -> Result<Inspection, String> {
-        Inspection::open(&self.store).map_err(|error| error.to_string())
+impl fmt::Debug for Target {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
     }
+}
 
-    /// Looks into it, but for the buckets.
+impl Target {
+    /// Looks into it, but for the buckets, which changes nothing.
     pub(crate) fn look(&self) -> Result<Store, String> {
-        self.inspect().map(Store::new)
+        let found = Inspection::open(&self.store);
+        found.map(Store::new).map_err(|error| error.to_string())
     }
 }
 
@@ -195,57 +220,68 @@ impl Store {
             counts: Counts::default(),
         });
         let mut store = Self {
-            path: inspection.path().to_string_lossy().into_owned(),
+            path: inspection.place().to_owned(),
             slots: inspection.slots(),
             used: inspection.used(),
+            is_whole: inspection.is_whole(),
+            unreadable: inspection.unreadable(),
             limits: limits.collect(),
-            file: file(inspection.path()),
+            file: file(inspection.place()),
             ..Self::default()
         };
         for row in inspection.processes() {
-            let counts = Counts {
-                admitted: row.admitted,
-                rejected: row.rejected,
-                waiting: row.waiting,
-            };
-            store.count((row.process, row.started, row.is_here), row.limit, counts);
+            store.count(row);
         }
         store.inspection = Some(inspection);
         store
     }
 
     /// Adds what a process counts: to its sum, since it may have several limiters, and to the limit's.
-    fn count(&mut self, (pid, started, is_here): (u64, u64, bool), at: usize, counts: Counts) {
-        let Some(limit) = self.limits.get_mut(at) else {
+    fn count(&mut self, row: &SharedProcess) {
+        let Some(limit) = self.limits.get_mut(row.limit) else {
             return;
         };
+        let counts = Counts {
+            admitted: row.admitted,
+            rejected: row.rejected,
+            waiting: row.waiting,
+        };
         limit.counts.add(counts);
-        let life = (started, is_here);
-        let is_known = |known: &&mut Process| (known.pid, known.life, known.at) == (pid, life, at);
+        let life = (row.started, row.is_here);
+        let is_known = |known: &&mut Process| {
+            (known.pid, known.life, known.at) == (row.process, life, row.limit)
+        };
         if let Some(known) = self.processes.iter_mut().find(is_known) {
             known.counts.add(counts);
+            known.told = known.told.min(row.told);
         } else {
             self.processes.push(Process {
-                pid,
+                pid: row.process,
+                host: row.host.clone(),
+                told: row.told,
                 limit: limit.name.clone(),
                 rate: limit.rate.clone(),
                 burst: limit.burst,
                 counts,
-                at,
+                at: row.limit,
                 life,
             });
         }
     }
 
-    /// Lists the buckets of this same moment, once.
-    pub(crate) fn list_buckets(&mut self, wanted: &Wanted) {
-        if let (None, Some(inspection)) = (&self.buckets, &self.inspection) {
-            self.buckets = Some(if wanted.is_anything() {
-                find(inspection, wanted, &mut self.unclear)
-            } else {
-                inspection.buckets().map(Bucket::from).collect()
-            });
-        }
+    /// Lists the buckets, once: of a file those of this same moment.
+    pub(crate) fn list_buckets(&mut self, wanted: &Wanted) -> Result<(), String> {
+        let (None, Some(inspection)) = (&self.buckets, &self.inspection) else {
+            return Ok(());
+        };
+        let found = if wanted.is_anything() {
+            find(inspection, wanted, &mut self.unclear)
+        } else {
+            inspection.buckets()
+        };
+        let found = found.map_err(|error| error.to_string())?;
+        self.buckets = Some(found.into_iter().map(Bucket::from).collect());
+        Ok(())
     }
 
     /// How many processes there are: each has a row a limit.
@@ -259,7 +295,11 @@ impl Store {
 }
 
 /// The bucket of each limit that is split by fields that were all given.
-fn find(inspection: &Inspection, wanted: &Wanted, unclear: &mut Vec<String>) -> Vec<Bucket> {
+fn find(
+    inspection: &Inspection,
+    wanted: &Wanted,
+    unclear: &mut Vec<String>,
+) -> Result<Vec<SharedBucket>, ConfigError> {
     let call = wanted.call();
     let mut names: Vec<&str> = Vec::new();
     let mut found = Vec::new();
@@ -273,26 +313,26 @@ fn find(inspection: &Inspection, wanted: &Wanted, unclear: &mut Vec<String>) -> 
             continue;
         }
         names.push(&limit.name);
-        if !missing.is_empty() {
-            unclear.push(format!(
-                "limit '{}' is split by {} too: give --field {}=...",
-                limit.name.escape_debug(),
-                missing
-                    .iter()
-                    .map(|field| &***field)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-                missing[0],
-            ));
-        } else if let Some(bucket) = inspection.bucket(&limit.name, &call) {
-            found.push(bucket.into());
+        if missing.is_empty() {
+            found.extend(inspection.bucket(&limit.name, &call)?);
+            continue;
         }
+        unclear.push(format!(
+            "limit '{}' is split by {} too: give --field {}=...",
+            limit.name.escape_debug(),
+            missing
+                .iter()
+                .map(|field| &***field)
+                .collect::<Vec<_>>()
+                .join(", "),
+            missing[0],
+        ));
     }
-    found
+    Ok(found)
 }
 
 /// The device and the number of a file.
-fn file(path: &Path) -> Option<(u64, u64)> {
+fn file(path: &str) -> Option<(u64, u64)> {
     let found = fs::symlink_metadata(path).ok()?;
     Some((found.dev(), found.ino()))
 }

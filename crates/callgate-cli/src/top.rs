@@ -1,4 +1,4 @@
-//! `callgate top`: a live view of stores in shared memory, or what is in them now.
+//! `callgate top`: a live view of stores that processes share, or what is in them now.
 
 mod columns;
 mod model;
@@ -16,7 +16,7 @@ use crate::Outcome;
 use crate::stores::{Store, Target, Wanted};
 use model::Top;
 
-/// Watch stores in shared memory: what is admitted, rejected and waiting, and how full the buckets are.
+/// Watch stores that processes share: what is admitted, rejected and waiting, and how full the buckets are.
 ///
 /// Watching changes nothing in a store. Values of fields, such as tenants, are in it only as
 /// fingerprints; --tenant and --field find the bucket of a value that you know.
@@ -64,7 +64,7 @@ impl TopCommand {
                 "top shows itself on a terminal, and there is none: give --once, with --json for scripts",
             );
         }
-        let names = self.targets.iter().map(|target| target.given.clone());
+        let names = self.targets.iter().map(|target| target.shown.clone());
         let mut top = Top::new(names.collect(), self.wanted.clone(), self.interval);
         match terminal::show(&mut top, || self.look()) {
             Ok(code) => Outcome {
@@ -82,10 +82,13 @@ impl TopCommand {
     fn print(&self) -> Outcome {
         let mut outcome = Outcome::default();
         let mut stores = Vec::new();
-        for (target, mut found) in self.targets.iter().zip(self.look()) {
-            match &mut found {
+        for (target, found) in self.targets.iter().zip(self.look()) {
+            let found = found.and_then(|mut store| {
+                store.list_buckets(&self.wanted)?;
+                Ok(store)
+            });
+            match &found {
                 Ok(store) => {
-                    store.list_buckets(&self.wanted);
                     for unclear in &store.unclear {
                         let _ = writeln!(outcome.err, "warning: {unclear}");
                     }
@@ -95,7 +98,7 @@ impl TopCommand {
                     let _ = writeln!(outcome.err, "error: {error}");
                 }
             }
-            stores.push((target.given.clone(), found));
+            stores.push((target.shown.clone(), found));
         }
         outcome.out = if self.json {
             report::json(&stores)

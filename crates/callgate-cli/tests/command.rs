@@ -213,8 +213,8 @@ Usage: callgate <COMMAND>
 Commands:
   check     Check a file of limits, and print the limits in force
   simulate  Run recorded calls under a file of limits, in simulated time
-  top       Watch stores in shared memory: what is admitted, rejected and waiting, and how full the buckets are
-  store     Look into a store in shared memory, or remove it
+  top       Watch stores that processes share: what is admitted, rejected and waiting, and how full the buckets are
+  store     Look into a store that processes share, or remove it
   schema    Print the JSON Schema of a file of limits
   help      Print this message or the help of the given subcommand(s)
 

@@ -432,6 +432,77 @@ fn what_cannot_be_asked_for_is_refused() {
 }
 
 #[test]
+fn a_trace_in_the_place_of_the_limits_is_told_in_one_line() {
+    for file in [CSV, JSON] {
+        let (code, out, err) = run(&[file, LIMITS]);
+        assert_eq!((code, &*out), (1, ""));
+        assert_eq!(
+            err,
+            format!("error: {file} looks like a trace: the limits' file comes first\n")
+        );
+    }
+}
+
+#[test]
+fn a_picture_has_a_name_that_says_svg() {
+    let (code, out, err) = run(&[LIMITS, CSV, "--plot", "x.png"]);
+    assert_eq!((code, &*out), (2, ""));
+    assert!(
+        err.contains("'x.png'") && err.contains("ends in .svg"),
+        "{err}"
+    );
+    assert!(!Path::new("x.png").exists());
+}
+
+#[test]
+fn limits_of_which_no_tool_is_called_are_told() {
+    let limits = "[limits.used]\nrate = \"1/s\"\nburst = 1\n\
+        [limits.unused]\nrate = \"1/s\"\nburst = 1\n\
+        [limits.\"other_*\"]\nrate = \"1/s\"\nburst = 1\n";
+    let limits = trace("unmatched.toml", limits);
+    let calls = trace("unmatched.csv", "time,tool\n1,used\n2,free\n");
+    let args = [&limits, &calls].map(|path| path.to_str().expect("UTF-8"));
+    let text = printed(&args);
+    assert!(
+        text.contains("\n\nNo call is of a tool of: unused, other_*\n\n"),
+        "{text}"
+    );
+    let json = printed(&[&args[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(
+        json["unmatched_limits"].to_string(),
+        r#"["unused","other_*"]"#
+    );
+}
+
+#[test]
+fn a_rate_far_below_one_is_told_in_a_longer_unit_too() {
+    let limits = trace("slow.toml", "[limits.slow]\nrate = \"2/s\"\nburst = 1\n");
+    let calls = trace("slow.csv", "time,tool\n0,slow\n31536000,slow\n");
+    let args = [&limits, &calls].map(|path| path.to_str().expect("UTF-8"));
+    let text = printed(&[&args[..], &["--fit"]].concat());
+    assert!(
+        text.contains("0.0000000318/s (about 0.00275/day)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn just_under_a_second_is_not_a_thousand_milliseconds() {
+    let limits = trace(
+        "nearly.toml",
+        "[limits.tool]\nrate = \"1/s\"\nburst = 1\nmax_wait = \"1s\"\n",
+    );
+    let calls = trace("nearly.csv", "time,tool\n0,tool\n0.0001,tool\n");
+    let args = [&limits, &calls].map(|path| path.to_str().expect("UTF-8"));
+    let text = printed(&args);
+    assert!(
+        text.contains("1.00 s") && !text.contains("1000 ms"),
+        "{text}"
+    );
+}
+
+#[test]
 fn names_that_a_terminal_would_obey_are_escaped() {
     let path = trace("names.csv", "time,tool\n1,\u{1b}[2J\n");
     let text = printed(&[LIMITS, path.to_str().expect("UTF-8")]);

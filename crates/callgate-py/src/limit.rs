@@ -285,7 +285,9 @@ impl ToolRateLimit {
     /// What becomes of a call while a Redis store fails; None where the limiter says it.
     #[getter]
     fn on_store_error(&self) -> Option<String> {
-        self.limit.when_store_fails().map(|policy| policy.to_string())
+        self.limit
+            .when_store_fails()
+            .map(|policy| policy.to_string())
     }
 
     pub(crate) fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -601,7 +601,9 @@ impl Limiter {
         answer: impl FnOnce(Asked<'_>) -> T,
     ) -> PyResult<Option<T>> {
         let text = tool.to_string_lossy();
-        if self.is_remote() && (self.is_closed.load(Ordering::Relaxed) || self.core.is_limited(&text)) {
+        if self.is_remote()
+            && (self.is_closed.load(Ordering::Relaxed) || self.core.is_limited(&text))
+        {
             return Ok(None);
         }
         let (decision, now) = self.decide(tool, &text, &call.call(&text))?;
@@ -646,7 +648,8 @@ impl Limiter {
         match polled {
             Poll::Pending => Ok(None),
             Poll::Ready(decision) => {
-                let decided = self.count(&text, decision, now, |asked| asked.decision_or_error(tool));
+                let decided =
+                    self.count(&text, decision, now, |asked| asked.decision_or_error(tool));
                 decided.map(Some)
             }
         }

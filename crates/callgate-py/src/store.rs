@@ -118,7 +118,9 @@ pub(crate) fn store_counts() -> Vec<(String, StoreCounts)> {
     };
     let mut all = stores.gone.clone();
     for (url, meter) in stores.live.values() {
-        all.entry(url.clone()).or_default().add(&StoreCounts::of(meter));
+        all.entry(url.clone())
+            .or_default()
+            .add(&StoreCounts::of(meter));
     }
     all.into_iter().collect()
 }

@@ -145,7 +145,9 @@ impl Turn {
     fn asks_at(&self) -> Option<RawFd> {
         let is_asking = lock(&self.core).is_asking();
         let bell = lock(&self.bell);
-        bell.as_ref().filter(|_| is_asking).map(|bell| bell.descriptor())
+        bell.as_ref()
+            .filter(|_| is_asking)
+            .map(|bell| bell.descriptor())
     }
 
     /// Sleeps on a lock that is locked: returns how many seconds to wait for it.
@@ -301,7 +303,10 @@ impl Home {
         say_kept(py);
         let bell = self.bell.get();
         let answered = bell.map(|bell| bell.answered()).unwrap_or_default();
-        answered.iter().filter_map(|sleeper| sleeper.rouse()).collect()
+        answered
+            .iter()
+            .filter_map(|sleeper| sleeper.rouse())
+            .collect()
     }
 
     /// Sleeps on a future. Returns after how many seconds to look for who is due, 0.0 where that is no sooner

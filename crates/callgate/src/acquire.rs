@@ -652,6 +652,7 @@ impl Turn {
         let has_room = limited.is_some_and(|limited| has_room(limited, &lines, place.key));
         let left = Left::Granted { has_room };
         lines.leave(place.key, place.arrival, left, &mut wakes);
+        place.buckets.count_waiting(lines.waiting());
         drop(lines);
         place.is_left = true;
     }

@@ -50,9 +50,12 @@ pub use forking::{BeforeFork, before_fork};
 pub use limit::{Limit, MAX_BURST, MAX_WAIT, OnStoreError};
 pub use limiter::{Limiter, LimiterBuilder, Snapshot, Tool};
 pub use rate::{Count, Rate, Unit};
-#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
-pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 pub use store::StoreCounts;
+#[cfg(all(
+    any(all(feature = "shm", target_os = "linux"), feature = "redis"),
+    not(loom)
+))]
+pub use store::inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 pub use store::redis::StoreMeter;
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};

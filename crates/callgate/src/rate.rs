@@ -143,7 +143,10 @@ impl Rate {
     }
 
     /// The rate of such a fraction, if it is one.
-    #[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+    #[cfg(all(
+        any(all(feature = "shm", target_os = "linux"), feature = "redis"),
+        not(loom)
+    ))]
     pub(crate) fn of((tokens, nanos): (u64, u128)) -> Option<Self> {
         let is_one = tokens > 0 && (1..10_u128.pow(37)).contains(&nanos);
         is_one.then_some(Self { tokens, nanos })

@@ -6,9 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
+use std::{iter, mem};
 
 use rustc_hash::FxBuildHasher;
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -199,7 +199,7 @@ impl<'a> Checked<'a> {
             limit,
             bucket: Bucket::new(limit)?,
             tools: Box::default(),
-            parts: std::iter::once(Part::Tool).chain(others).collect(),
+            parts: iter::once(Part::Tool).chain(others).collect(),
         })
     }
 
@@ -510,6 +510,12 @@ pub(crate) fn key_of(secret: &Secret, per: Vec<&str>, call: &Call<'_>) -> Key {
     secret.key_of(values)
 }
 
+/// A call's value of a field that splits a limit.
+#[cfg(all(feature = "redis", not(loom)))]
+pub(crate) fn value_of<'c>(field: &str, call: &Call<'c>) -> Option<&'c str> {
+    Part::new(field).value(call)
+}
+
 impl Tools {
     fn new(text: &str) -> Self {
         if text.contains(['*', '?']) {
@@ -569,14 +575,21 @@ impl Secret {
         self.0
     }
 
+    /// No two calls that differ in a value hash the same bytes: these two are in no text.
     #[inline]
-    fn key_of<'v>(&self, values: impl Iterator<Item = Option<&'v str>>) -> Key {
+    fn key_of<'v>(&self, mut values: impl Iterator<Item = Option<&'v str>>) -> Key {
+        const NONE: &[u8] = b"\xfe";
+        const NEXT: &[u8] = b"\xff";
+        let bytes = |value: Option<&'v str>| value.map_or(NONE, str::as_bytes);
+        let first = bytes(values.next().flatten());
+        let Some(second) = values.next() else {
+            return Key::new(self.0.hash(first).as_u128());
+        };
         let mut hasher = self.hasher();
-        for value in values {
-            // No two calls that differ here write the same bytes.
-            let length = value.map_or(u64::MAX, |value| value.len() as u64);
-            hasher.write(&length.to_le_bytes());
-            hasher.write(value.unwrap_or_default().as_bytes());
+        hasher.write(first);
+        for value in iter::once(second).chain(values) {
+            hasher.write(NEXT);
+            hasher.write(bytes(value));
         }
         Key::new(hasher.finish128().as_u128())
     }

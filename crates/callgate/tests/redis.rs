@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use callgate::{Call, Decision, Limit, Limiter, LimiterBuilder, OnStoreError, Reason, Rejection};
+use callgate::{
+    Call, Decision, Inspection, Limit, Limiter, LimiterBuilder, OnStoreError, Reason, Rejection,
+};
 use server::Server;
 
 const TOLD: &str = "CALLGATE_TEST_REDIS";
@@ -623,6 +625,424 @@ async fn a_call_that_waits_ends_with_a_store_that_is_denied() {
         panic!("the store is down");
     };
     assert_eq!(rejection.reason, Reason::Store);
+}
+
+/// A store in which two limiters of this process have told what they decided.
+fn watched(server: &Server) -> (Vec<Limiter>, Inspection) {
+    let limits = || {
+        search(tokens(3))
+            .limit("crm", tokens(20).per(["tenant"]))
+            .default_limit(tokens(5))
+    };
+    let limiters = vec![built(&url(server), limits()), built(&url(server), limits())];
+    for limiter in &limiters {
+        assert_eq!(
+            admitted(limiter, &Call::new("crm").field("tenant", "acme"), 2),
+            2
+        );
+        let _ = admitted(limiter, &CALL, 3);
+    }
+    assert_eq!(admitted(&limiters[0], &Call::new("other"), 1), 1);
+    let look = || Inspection::open(&url(server)).expect("a store");
+    until("what they decided", || {
+        let told = look();
+        let told = told.processes().iter();
+        told.map(|row| row.admitted + row.rejected).sum::<u64>() == 11
+    });
+    (limiters, look())
+}
+
+#[test]
+fn who_looks_sees_what_each_process_decided_and_how_full_buckets_are() {
+    let server = Server::start();
+    let (limiters, seen) = watched(&server);
+    assert_eq!(seen.place(), format!("{}?prefix=test", server.url()));
+    assert_eq!(
+        (seen.slots(), seen.is_whole(), seen.unreadable()),
+        (None, true, 0)
+    );
+    let limits = seen.limits().iter().map(|limit| {
+        let per = limit.per.join("+");
+        format!(
+            "{} {} {}/{} {per}",
+            limit.name, limit.rate, limit.remaining, limit.burst
+        )
+    });
+    let limits = limits.collect::<Vec<_>>();
+    assert_eq!(
+        limits,
+        [
+            "search 1/day 0/3 ",
+            "crm 1/day 20/20 tenant",
+            "[default] 1/day 5/5 tool"
+        ]
+    );
+    assert_eq!(seen.processes().len(), 6);
+    for row in seen.processes() {
+        assert_eq!(row.process, u64::from(std::process::id()));
+        assert!(row.host.as_ref().is_some_and(|host| !host.is_empty()));
+        assert!(
+            row.told.is_some_and(|told| told < PATIENCE),
+            "{:?}",
+            row.told
+        );
+    }
+    let sum = |name: &str| {
+        let rows = seen.processes().iter();
+        let rows = rows.filter(|row| seen.limits()[row.limit].name == name);
+        rows.fold((0, 0), |(admitted, rejected), row| {
+            (admitted + row.admitted, rejected + row.rejected)
+        })
+    };
+    assert_eq!(
+        [sum("search"), sum("crm"), sum("[default]")],
+        [(3, 3), (4, 0), (1, 0)]
+    );
+
+    // Tenants are hashes; who knows one finds it.
+    let mut buckets = seen.buckets().expect("an answer");
+    buckets.sort_by(|one, other| other.limit.cmp(&one.limit));
+    let levels: Vec<_> = buckets
+        .iter()
+        .map(|one| (&*one.limit, one.remaining, one.burst))
+        .collect();
+    assert_eq!(levels, [("crm", 16, 20), ("[default]", 4, 5)]);
+    let acme = Call::new("crm").field("tenant", "acme");
+    assert_eq!(
+        seen.bucket("crm", &acme).expect("an answer").as_ref(),
+        Some(&buckets[0])
+    );
+    let other = seen.bucket("crm", &Call::new("crm").field("tenant", "other"));
+    assert_eq!(other.expect("an answer").expect("a limit").remaining, 20);
+    assert_eq!(seen.bucket("none", &acme).expect("an answer"), None);
+
+    let minute = Duration::from_secs(60);
+    limiters[0].pause("search", minute, None).expect("a limit");
+    limiters[0].pause("other", minute, None).expect("a limit");
+    let is_paused =
+        |paused: Option<Duration>| paused.is_some_and(|left| left <= minute && left > minute / 2);
+    until("a pause", || {
+        let seen = Inspection::open(&url(&server)).expect("a store");
+        let tool = |tool| {
+            seen.bucket("[default]", &Call::new(tool))
+                .expect("an answer")
+                .expect("a limit")
+        };
+        is_paused(seen.limits()[0].paused)
+            && is_paused(tool("other").paused)
+            && tool("more").paused.is_none()
+    });
+
+    // Without processes nobody tells what a limit is called.
+    let keys: Vec<String> = redis::cmd("KEYS")
+        .arg("{test}:process:*")
+        .query(&mut server.connect())
+        .expect("keys");
+    assert_eq!(keys.len(), 2);
+    for key in keys {
+        server.run(&format!("DEL {key}"));
+    }
+    let seen = Inspection::open(&url(&server)).expect("a store");
+    assert!(seen.limits().is_empty() && seen.processes().is_empty());
+    let buckets = seen.buckets().expect("an answer");
+    assert_eq!(buckets.len(), 3);
+    assert!(
+        buckets
+            .iter()
+            .all(|one| one.limit.len() == 18 && one.limit.starts_with('['))
+    );
+}
+
+/// How often the server was asked what.
+fn asked(server: &Server) -> Vec<(String, String)> {
+    let told = server.text("INFO commandstats");
+    let lines = told
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));
+    let calls = lines.map(|(name, rest)| {
+        (
+            name.to_owned(),
+            rest.split(',').next().unwrap_or("").to_owned(),
+        )
+    });
+    calls.filter(|(name, _)| name != "info").collect()
+}
+
+#[test]
+fn who_looks_changes_no_key_and_no_time_to_live() {
+    let server = Server::start();
+    let (_limiters, seen) = watched(&server);
+    let all = || {
+        let mut connection = server.connect();
+        let mut keys: Vec<String> = redis::cmd("KEYS")
+            .arg("*")
+            .query(&mut connection)
+            .expect("keys");
+        keys.sort();
+        let ask = |command: &str, key: &str| -> Vec<u8> {
+            let said = redis::cmd(command).arg(key).query(&mut server.connect());
+            said.expect("an answer")
+        };
+        let whole = |key: String| {
+            let ends: u64 = redis::cmd("PEXPIRETIME")
+                .arg(&key)
+                .query(&mut server.connect())
+                .expect("a time");
+            (ask("DUMP", &key), ends, key)
+        };
+        keys.into_iter()
+            .filter(|key| !key.ends_with("proof"))
+            .map(whole)
+            .collect::<Vec<_>>()
+    };
+    let before = all();
+    assert!(before.len() >= 5, "{before:?}");
+    server.run("CONFIG RESETSTAT");
+    for _ in 0..3 {
+        let seen = Inspection::open(&url(&server)).expect("a store");
+        let _ = seen.buckets().expect("an answer");
+        let call = Call::new("new").field("tenant", "new");
+        for limit in seen.limits() {
+            let _ = seen.bucket(&limit.name, &call).expect("an answer");
+        }
+    }
+    let commands: Vec<_> = asked(&server).into_iter().map(|(name, _)| name).collect();
+    for command in commands {
+        let reads = [
+            "scan",
+            "getrange",
+            "pttl",
+            "time",
+            "hello",
+            "config|resetstat",
+        ];
+        assert!(reads.contains(&&*command), "{command}");
+    }
+    assert_eq!(all(), before);
+    drop(seen);
+}
+
+#[test]
+fn a_store_that_holds_anything_can_be_looked_into() {
+    let server = Server::start();
+    let id = |number: u32| format!("{{test}}:process:{number:032x}");
+    let line = "1:5:1000000:0:20 1 2 3 evil%1b%5b31m%0a tenant";
+    let texts = [
+        format!("1 4711 ff %1b%5bhost\n{line}"),
+        "nonsense".to_owned(),
+        "\u{1b}[2J".to_owned(),
+        "1 4711 ff host\n".repeat(20_000),
+    ];
+    let set = |key: &str, text: &[u8]| {
+        redis::cmd("SET")
+            .arg(key)
+            .arg(text)
+            .exec(&mut server.connect())
+            .expect("it is set");
+    };
+    for (number, text) in (0..).zip(&texts) {
+        set(&id(number), text.as_bytes());
+    }
+    set(&id(50), b"\xff\xfe");
+    server.run(&format!("RPUSH {} a b", id(51)));
+    // Not ours by the shape of the key.
+    for key in [
+        "{test}:process:short",
+        "{test}:bucket:1",
+        "{test}:other",
+        "{test}",
+        "test:process",
+    ] {
+        set(key, b"1 1 1 1");
+    }
+    let bucket = |last: &str| format!("{{test}}:bucket:{:016x}:{last:0>32}", 7);
+    set(&bucket("a"), b"nonsense");
+    set(&bucket("b"), b"1:5:1000000:0:20:9007199254740992:4");
+    server.run(&format!("RPUSH {} a", bucket("c")));
+    let seen = Inspection::open(&url(&server)).expect("a store");
+    assert_eq!((seen.used(), seen.unreadable()), (3, 4));
+    assert_eq!(seen.processes().len(), 1);
+    assert_eq!(seen.limits()[0].name, "evil\u{1b}[31m\n");
+    assert_eq!(
+        seen.processes()[0].told,
+        None,
+        "it does not say when it ends"
+    );
+    let buckets = seen.buckets().expect("an answer");
+    assert_eq!(buckets.len(), 1);
+    assert_eq!(
+        (&*buckets[0].limit, buckets[0].remaining),
+        ("[0000000000000007]", 0)
+    );
+
+    // So many processes that not all are listed.
+    let many = "for i = 1, 1100 do redis.call('SET', string.format('{test}:process:%032x', i + 100), ARGV[1]) end";
+    let many = redis::cmd("EVAL")
+        .arg(many)
+        .arg(0)
+        .arg(&texts[0])
+        .exec(&mut server.connect());
+    many.expect("they are set");
+    let seen = Inspection::open(&url(&server)).expect("a store");
+    assert!(!seen.is_whole());
+    assert!(seen.processes().len() <= 1_000);
+}
+
+#[test]
+fn a_store_that_cannot_be_looked_into_is_named_without_the_password() {
+    let server = Server::with(&["--requirepass", "right"]);
+    let free = server::free_port();
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let silent = silent.local_addr().expect("its address").port();
+    for (url, said) in [
+        (
+            format!("redis://me:secret@127.0.0.1:{}/0?prefix=test", server.port),
+            format!(
+                "'redis://127.0.0.1:{0}/0?prefix=test': 127.0.0.1:{0}: WRONGPASS",
+                server.port
+            ),
+        ),
+        (
+            format!("redis://127.0.0.1:{}/0?prefix=test", server.port),
+            format!("127.0.0.1:{}: NOAUTH", server.port),
+        ),
+        (
+            format!("redis://me:secret@127.0.0.1:{free}/0?prefix=test"),
+            format!("127.0.0.1:{free}: Connection refused"),
+        ),
+        (
+            format!("redis://me:secret@127.0.0.1:{silent}/0?prefix=test&timeout=50ms"),
+            format!("127.0.0.1:{silent}: no answer in 50ms"),
+        ),
+    ] {
+        let error = Inspection::open(&url).expect_err("none").to_string();
+        assert!(error.contains(&said), "{error}");
+        assert!(
+            !error.contains("secret") && !error.contains('\n'),
+            "{error}"
+        );
+        let removed = Inspection::remove(&url, true)
+            .expect_err("none")
+            .to_string();
+        assert_eq!(removed, error);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_counted_until_the_turn_has_come() {
+    let server = Server::start();
+    let limiter = Arc::new(limiter(
+        &url(&server),
+        Limit::per_second(1).max_wait(PATIENCE),
+    ));
+    assert!(limiter.acquire(&CALL).await.is_admitted());
+    let seen = |what: fn(&callgate::SharedProcess) -> bool| {
+        until("what it tells", || {
+            let seen = Inspection::open(&url(&server)).expect("a store");
+            seen.processes().iter().any(what)
+        });
+    };
+    let waiting = (0..4).map(|_| {
+        let limiter = Arc::clone(&limiter);
+        tokio::spawn(async move { limiter.acquire(&CALL).await.is_admitted() })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    seen(|row| row.waiting > 0);
+    for waiting in waiting {
+        assert!(waiting.await.expect("no panic"));
+    }
+    seen(|row| row.waiting == 0 && row.admitted == 5);
+}
+
+#[tokio::test]
+async fn who_looks_may_do_so_on_a_thread_of_a_runtime() {
+    let server = Server::start();
+    assert!(Inspection::open(&url(&server)).is_ok());
+}
+
+#[test]
+fn a_store_is_removed_when_no_process_uses_it_or_by_force() {
+    let server = Server::start();
+    let (_limiters, _) = watched(&server);
+    server.run("SET {test}:other mine");
+    server.run("SET {test2}:proof other");
+    let refused = Inspection::remove(&url(&server), false)
+        .expect_err("it is in use")
+        .to_string();
+    let own = std::process::id();
+    assert_eq!(
+        refused,
+        format!(
+            "store must be one that no process uses, got '{}?prefix=test', which is used by process {own}",
+            server.url()
+        )
+    );
+    assert_eq!(
+        Inspection::remove(&url(&server), true).expect("by force"),
+        [u64::from(own)]
+    );
+    let mut left: Vec<String> = redis::cmd("KEYS")
+        .arg("*")
+        .query(&mut server.connect())
+        .expect("keys");
+    left.sort();
+    assert_eq!(left, ["{test2}:proof", "{test}:other"]);
+    let users = Inspection::remove(&url(&server), false).expect("none uses it");
+    assert!(users.is_empty());
+}
+
+/// The rules for users in docs/redis.md, as they are there.
+#[test]
+fn the_documented_users_may_do_what_they_need_and_no_more() {
+    let page = include_str!("../../../docs/redis.md");
+    let rules: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("ACL SETUSER "))
+        .collect();
+    let [app, watcher] = &rules[..] else {
+        panic!("{rules:?}");
+    };
+    let server = Server::start();
+    server.run(app);
+    server.run(watcher);
+    let url = |user: &str, prefix: &str| {
+        format!(
+            "redis://{user}:secret@127.0.0.1:{}/0?prefix={prefix}&timeout=20s",
+            server.port
+        )
+    };
+    let limits = || {
+        search(tokens(3).on_store_error(OnStoreError::Raise))
+            .limit("crm", tokens(2).per(["tenant"]))
+    };
+    let limiter = built(&url("myapp", "myapp"), limits());
+    assert_eq!(admitted(&limiter, &CALL, 5), 3);
+    assert_eq!(remaining(&limiter), [Some(0), None]);
+    assert_eq!(
+        admitted(&limiter, &Call::new("crm").field("tenant", "acme"), 5),
+        2
+    );
+    limiter
+        .pause("search", Duration::from_secs(60), None)
+        .expect("a limit");
+    until("what it tells", || {
+        let seen = Inspection::open(&url("watcher", "myapp")).expect("a watcher may look");
+        seen.processes().len() == 2 && seen.limits()[0].paused.is_some()
+    });
+    let seen = Inspection::open(&url("watcher", "myapp")).expect("a watcher may look");
+    assert_eq!(seen.buckets().expect("an answer").len(), 1);
+    let denied = server.run("ACL LOG");
+    assert_eq!(denied, redis::Value::Array(Vec::new()));
+
+    // Nobody may do anything beside that.
+    assert!(Inspection::remove(&url("watcher", "myapp"), true).is_err());
+    let reason = |url: &str| {
+        let limiter = built(url, limits());
+        refused(&limiter, &CALL).reason
+    };
+    assert_eq!(reason(&url("watcher", "myapp")), Reason::Store);
+    assert_eq!(reason(&url("myapp", "other")), Reason::Store);
+    assert!(Inspection::open(&url("watcher", "other")).is_err());
 }
 
 /// What a process does: it takes what it can get for a while, waiting or not, and says how much that was.

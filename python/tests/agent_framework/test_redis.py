@@ -35,7 +35,9 @@ def hourly(burst: int, **options: Any) -> ToolRateLimit:
 
 
 @both_ways
-async def test_r34_of_eight_calls_of_one_turn_the_burst_runs(redis_url: str, *, stream: bool) -> None:
+async def test_r34_of_eight_calls_of_one_turn_the_burst_runs(
+    redis_url: str, *, stream: bool
+) -> None:
     limiter = Limiter({"lookup": hourly(6)}, store=redis_url)
     tool = recorded()
     client = OfflineChatClient(calls("lookup", 8), calls("lookup", 2, "d"), "done")
@@ -52,7 +54,7 @@ async def test_the_loop_goes_round_while_the_store_is_asked(server: Server) -> N
     limiter = Limiter({"lookup": hourly(9)}, store=server.url())
     assert await limiter.acquire("lookup")
     events: list[str] = []
-    tool = recorded(act=lambda call: events.append(call))
+    tool = recorded(act=events.append)
     client = OfflineChatClient(calls("lookup", 3), "done")
     agent = agent_of(client, tool, middleware=[ToolRateLimitMiddleware(limiter)])
     server.halt()

@@ -1,5 +1,6 @@
 //! What `simulate` prints: tables, or JSON.
 
+use callgate::{Rate, Unit};
 use serde::Serialize;
 
 use super::fit::Fit;
@@ -21,6 +22,8 @@ pub(crate) struct Report {
     /// The quota of the service behind each limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) service: Option<String>,
+    /// The limits that hold for no tool that was called.
+    pub(crate) unmatched_limits: Vec<String>,
     /// In the order of the file.
     pub(crate) limits: Vec<Row>,
     /// With the most calls first.
@@ -112,6 +115,11 @@ impl Report {
     pub(crate) fn tables(&self) -> String {
         let mut parts = vec![self.heading()];
         parts.push(decisions("limit", &self.limits));
+        if !self.unmatched_limits.is_empty() {
+            let names = self.unmatched_limits.iter().map(|name| shown(name));
+            let names: Vec<_> = names.collect();
+            parts.push(format!("No call is of a tool of: {}", names.join(", ")));
+        }
         parts.push(decisions("tool", &self.tools));
         parts.push("The busiest second and minute, of limits in tokens:".to_owned());
         parts.push(busiest("limit", &self.limits));
@@ -214,10 +222,39 @@ fn fits(rows: &[Row]) -> String {
             continue;
         };
         let none = || "none".to_owned();
-        let rate = fit.rate.clone().unwrap_or_else(none);
+        let rate = fit.rate.as_deref().map_or_else(none, readable);
         table.add_row([shown(&row.name), fit.burst.map_or_else(none, grouped), rate]);
     }
     table.trim_fmt()
+}
+
+/// A rate, and if it is far below one in its unit, what it is in a longer one.
+fn readable(rate: &str) -> String {
+    let count = rate.split('/').next().and_then(|count| count.parse().ok());
+    let per_second = rate.parse().map_or(0.0, Rate::per_second);
+    if rate.ends_with(Unit::Day.symbol()) || count.is_none_or(|count: f64| count >= 0.01) {
+        return rate.to_owned();
+    }
+    let units = [
+        (Unit::Minute, 60.0),
+        (Unit::Hour, 3_600.0),
+        (Unit::Day, 86_400.0),
+    ];
+    let mut counts = units
+        .map(|(unit, seconds)| (unit, per_second * seconds))
+        .into_iter();
+    let (unit, count) = counts
+        .find(|(unit, count)| *count >= 0.01 || *unit == Unit::Day)
+        .unwrap_or((Unit::Second, per_second));
+    // Three digits.
+    let places = (1..9)
+        .find(|&places| count * 10_f64.powi(places) >= 100.0)
+        .unwrap_or(9);
+    format!(
+        "{rate} (about {count:.0$}/{1})",
+        places.unsigned_abs() as usize,
+        unit.symbol()
+    )
 }
 
 #[expect(clippy::cast_precision_loss, reason = "to be read")]
@@ -227,7 +264,8 @@ pub(crate) fn seconds(nanos: u64) -> f64 {
 
 /// A time as one says it.
 fn time(seconds: f64) -> String {
-    if seconds < 1.0 {
+    // What would be rounded to a thousand of them is a second.
+    if seconds < 0.999_5 {
         format!("{:.0} ms", seconds * 1e3)
     } else if seconds < 120.0 {
         format!("{seconds:.2} s")

@@ -4,8 +4,8 @@
 //! window of so many; where that is not enough, in runs on disk. Either way memory does not grow with the
 //! length of the trace.
 
-use std::fs::File;
-use std::io::{self, Seek};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::mem;
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -186,6 +186,25 @@ impl Drop for Draft<'_> {
         self.batch.text.truncate(self.text);
         self.batch.cells.truncate(self.cells);
     }
+}
+
+/// Whether the first line of a file is one of a trace.
+pub(crate) fn looks_like_one(path: &Path) -> bool {
+    const ENOUGH: u64 = 1 << 16;
+    let mut line = Vec::new();
+    // Something else than a file may never end, or have been read.
+    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
+    if !is_file {
+        return false;
+    }
+    let read = File::open(path).map(|file| {
+        let mut file = BufReader::new(file.take(ENOUGH));
+        file.read_until(b'\n', &mut line)
+    });
+    let line = String::from_utf8_lossy(&line);
+    let columns: Vec<_> = line.split(',').map(str::trim).collect();
+    let names_columns = columns.contains(&"time") && columns.contains(&"tool");
+    read.is_ok() && (line.starts_with('{') || names_columns)
 }
 
 /// A trace, to be read as often as one likes.
@@ -411,7 +430,7 @@ fn spooled() -> io::Result<File> {
     kept(&mut io::stdin().lock())
 }
 
-fn kept(from: &mut impl io::Read) -> io::Result<File> {
+fn kept(from: &mut impl Read) -> io::Result<File> {
     let mut file = tempfile::tempfile()?;
     io::copy(from, &mut file)?;
     Ok(file)

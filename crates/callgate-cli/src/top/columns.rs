@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratatui::symbols::bar;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::report::{left, level};
+use super::report::{ago, left, level};
 use crate::stores::Store;
 use crate::table::{grouped, shown};
 
@@ -22,6 +22,8 @@ pub(crate) enum Table {
 pub(crate) enum Column {
     Store,
     Process,
+    Host,
+    Told,
     Limit,
     Key,
     Rate,
@@ -62,6 +64,7 @@ pub(crate) enum Cell<'a> {
     /// What a limit is split by.
     Split(&'a [String]),
     Left(Duration),
+    Ago(Duration),
     Trend(&'a VecDeque<u64>),
 }
 
@@ -76,7 +79,8 @@ impl Table {
         }
     }
 
-    pub(crate) fn columns(self, several: bool) -> impl Iterator<Item = Column> {
+    /// Those for several stores, and those for processes of several hosts.
+    pub(crate) fn columns(self, several: bool, hosts: bool) -> impl Iterator<Item = Column> {
         let counts = [
             Column::Admitted,
             Column::AdmittedRate,
@@ -94,8 +98,9 @@ impl Table {
             ]
             .concat(),
             Self::Processes => [
-                &[Column::Process, Column::Limit, Column::Rate][..],
+                &[Column::Process, Column::Host, Column::Limit, Column::Rate][..],
                 &counts,
+                &[Column::Told],
                 &trends,
             ]
             .concat(),
@@ -107,6 +112,9 @@ impl Table {
                 Column::Paused,
             ],
         };
+        let columns = columns
+            .into_iter()
+            .filter(move |column| hosts || !matches!(column, Column::Host | Column::Told));
         several.then_some(Column::Store).into_iter().chain(columns)
     }
 
@@ -140,6 +148,8 @@ impl Column {
         let (title, width, is_number, rank) = match self {
             Self::Store => ("store", 16, false, 2),
             Self::Process => ("process", 7, true, 0),
+            Self::Host => ("host", 12, false, 3),
+            Self::Told => ("told", 8, true, 2),
             Self::Limit => ("limit", 12, false, 0),
             Self::Key => ("key", 32, false, 1),
             Self::Rate => ("rate", 10, false, 4),
@@ -172,6 +182,7 @@ impl Cell<'_> {
                 other.cmp(one)
             }
             (Self::Left(one), Self::Left(other)) => other.cmp(one),
+            (Self::Ago(one), Self::Ago(other)) => one.cmp(other),
             (Self::Level(one, of), Self::Level(other, of_other)) => {
                 let share = |part: u64, whole: u64| u128::from(part) * u128::from(whole);
                 share(*one, *of_other).cmp(&share(*other, *of))
@@ -201,6 +212,7 @@ impl Cell<'_> {
             Self::Gauge(remaining, burst) => gauge(remaining, burst, width),
             Self::Split(per) => fit(&format!("per {}", shown(&per.join("+"))), width),
             Self::Left(time) => left(time),
+            Self::Ago(time) => ago(time),
             Self::Trend(rates) => sparkline(rates, width),
         }
     }

@@ -46,7 +46,7 @@ pub(crate) struct Watched {
 }
 
 /// Whose trend: a limit's, or one process's under it. Processes may have one limit with different numbers.
-type Subject = (Option<u64>, String, String, u64);
+type Subject = (Option<(u64, Option<String>)>, String, String, u64);
 
 /// What happened between looks, in tenths a second, the latest last.
 #[derive(Default)]
@@ -183,8 +183,10 @@ impl Top {
 
     /// Sorts by the column that is so many further.
     fn sort(&mut self, further: isize) {
-        let columns = self.table.columns(self.stores.len() > 1);
-        let sortable: Vec<_> = columns.filter(|column| !column.is_drawing()).collect();
+        let sortable: Vec<_> = self
+            .columns()
+            .filter(|column| !column.is_drawing())
+            .collect();
         let at = sortable
             .iter()
             .position(|column| *column == self.order().column);
@@ -197,6 +199,17 @@ impl Top {
         };
     }
 
+    /// The columns of the table, if there is room for all.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = Column> {
+        let found = self
+            .stores
+            .iter()
+            .filter_map(|store| store.found.as_ref().ok());
+        let mut processes = found.flat_map(|store| &store.processes);
+        let has_hosts = processes.any(|process| process.host.is_some());
+        self.table.columns(self.stores.len() > 1, has_hosts)
+    }
+
     pub(crate) fn order(&self) -> Order {
         self.orders[self.table as usize]
     }
@@ -204,12 +217,12 @@ impl Top {
     /// Finds the rows of the table, filters and sorts them.
     fn arrange(&mut self) {
         if self.table == Table::Buckets {
-            for store in self
-                .stores
-                .iter_mut()
-                .filter_map(|one| one.found.as_mut().ok())
-            {
-                store.list_buckets(&self.wanted);
+            for watched in &mut self.stores {
+                if let Ok(store) = &mut watched.found
+                    && let Err(error) = store.list_buckets(&self.wanted)
+                {
+                    watched.found = Err(error);
+                }
             }
         }
         let filter = self.filter.to_lowercase();
@@ -238,7 +251,13 @@ impl Top {
 
     /// Whether a name, a number or a key in the row has the filter in it.
     fn matches(&self, row: (usize, usize), filter: &str) -> bool {
-        let names = [Column::Store, Column::Limit, Column::Process, Column::Key];
+        let names = [
+            Column::Store,
+            Column::Limit,
+            Column::Process,
+            Column::Host,
+            Column::Key,
+        ];
         names
             .into_iter()
             .any(|column| match self.cell(row, column) {
@@ -320,6 +339,8 @@ impl Watched {
             }),
             Table::Processes => store.processes.get(row).map(|process| match column {
                 Column::Process => Cell::Name(process.pid),
+                Column::Host => process.host.as_deref().map_or(Cell::Nothing, Cell::Text),
+                Column::Told => process.told.map_or(Cell::Nothing, Cell::Ago),
                 Column::Limit => Cell::Text(&process.limit),
                 Column::Rate => Cell::Text(&process.rate),
                 _ => self.counted(process.counts, column, || of_process(process)),
@@ -375,7 +396,7 @@ fn of_limit(limit: &Limit) -> Subject {
 
 fn of_process(row: &Process) -> Subject {
     (
-        Some(row.pid),
+        Some((row.pid, row.host.clone())),
         row.limit.clone(),
         row.rate.clone(),
         row.burst,

@@ -1,6 +1,7 @@
 //! What `top --once` and `store inspect` print: tables, or JSON.
 
 use std::cmp::Reverse;
+use std::fmt::Write;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -52,23 +53,37 @@ pub(crate) fn tables(store: &Store) -> String {
 }
 
 pub(crate) fn heading(store: &Store) -> String {
-    format!(
-        "{}: {}, {}, {} of {} slots taken",
+    let mut heading = format!(
+        "{}: {}, {}, {}",
         shown(&store.path),
         counted(store.limits.len(), "limit"),
         match store.process_count() {
             1 => "1 process".to_owned(),
             many => format!("{many} processes"),
         },
-        grouped(store.used as u64),
-        grouped(store.slots as u64),
-    )
+        match store.slots {
+            Some(slots) => format!(
+                "{} of {} slots taken",
+                grouped(store.used as u64),
+                grouped(slots as u64)
+            ),
+            None => counted(store.used, "bucket"),
+        },
+    );
+    if store.unreadable > 0 {
+        let keys = counted(store.unreadable, "key");
+        let _ = write!(heading, ", {keys} that cannot be read");
+    }
+    if !store.is_whole {
+        heading += "; that is not all";
+    }
+    heading
 }
 
 fn counted(count: usize, what: &str) -> String {
     match count {
         1 => format!("1 {what}"),
-        many => format!("{many} {what}s"),
+        many => format!("{} {what}s", grouped(many as u64)),
     }
 }
 
@@ -99,9 +114,9 @@ fn limits(limits: &[Limit]) -> String {
 
 fn processes(processes: &[Process]) -> String {
     let header = [
-        "process", "limit", "rate", "admitted", "rejected", "waiting",
+        "process", "limit", "rate", "admitted", "rejected", "waiting", "told", "host",
     ];
-    let mut table = table(header, &[0, 3, 4, 5]);
+    let mut table = table(header, &[0, 3, 4, 5, 6]);
     for row in processes {
         table.add_row([
             row.pid.to_string(),
@@ -110,8 +125,12 @@ fn processes(processes: &[Process]) -> String {
             grouped(row.counts.admitted),
             grouped(row.counts.rejected),
             grouped(row.counts.waiting),
+            row.told.map_or_else(String::new, ago),
+            shown(row.host.as_deref().unwrap_or_default()),
         ]);
     }
+    hide_if_empty(&mut table, 6);
+    hide_if_empty(&mut table, 7);
     table.trim_fmt()
 }
 
@@ -140,6 +159,10 @@ fn buckets(buckets: &[Bucket]) -> String {
 
 pub(crate) fn level(remaining: u64, burst: u64) -> String {
     format!("{}/{}", grouped(remaining), grouped(burst))
+}
+
+pub(crate) fn ago(time: Duration) -> String {
+    format!("{} ago", left(Duration::from_secs(time.as_secs())))
 }
 
 /// A time that is left, up to the next second.

@@ -174,8 +174,10 @@ fn first(top: &mut Top, page: usize) -> usize {
 
 /// The columns for which there is room, with their widths.
 fn columns(top: &Top, width: usize) -> Vec<(Column, Look, usize)> {
-    let columns = top.table.columns(top.stores.len() > 1);
-    let mut columns: Vec<_> = columns.map(|column| (column, column.look())).collect();
+    let mut columns: Vec<_> = top
+        .columns()
+        .map(|column| (column, column.look()))
+        .collect();
     let needed = |columns: &[(Column, Look)]| -> usize {
         let widths: usize = columns.iter().map(|(_, look)| look.width).sum();
         widths + columns.len().saturating_sub(1)

@@ -70,7 +70,8 @@ fn store(admitted: u64, rejected: u64) -> Store {
     lookup.paused = Some(Duration::from_millis(1_500));
     Store {
         path: "/run/callgate.v1".to_owned(),
-        slots: 65_536,
+        slots: Some(65_536),
+        is_whole: true,
         used: 3,
         limits: vec![
             lookup,
@@ -132,7 +133,7 @@ fn drawn(top: &mut Top, width: u16, height: u16) -> String {
 
 /// The first column of the rows, and those after it that are asked for.
 fn names(top: &Top) -> Vec<String> {
-    let columns: Vec<_> = top.table.columns(false).collect();
+    let columns: Vec<_> = top.table.columns(false, false).collect();
     let row = |&row| {
         let texts = columns
             .iter()
@@ -264,6 +265,38 @@ q quit   Tab next table   < > sort   r reverse   / filter   p pause   ? help
 "#]]
         .raw()
     );
+}
+
+#[test]
+fn processes_of_several_hosts_and_when_they_told() {
+    let mut top = top(&["redis://127.0.0.1:6379/0?prefix=myapp"]);
+    let mut store = store(9, 2);
+    store.slots = None;
+    (store.is_whole, store.unreadable) = (false, 2);
+    for (row, (host, told)) in
+        store
+            .processes
+            .iter_mut()
+            .zip([("web-1", 0), ("web-2", 75), ("web-2\u{1b}[31m", 590)])
+    {
+        row.host = Some(host.to_owned());
+        row.told = Some(Duration::from_secs(told));
+    }
+    top.look(SECOND, vec![Ok(store)]);
+    press(&mut top, "\t/web-\r");
+    assert_data_eq!(drawn(&mut top, 120, 10), str![[r#"
+callgate top  every 1s
+/run/callgate.v1: 2 limits, 2 processes, 3 buckets, 2 keys that cannot be read; that is not all
+ Limits  Processes  Buckets   3 by admitted  only those with 'web-'
+process host         limit             rate       admitted     /s rejected     /s waits     told admitted    rejected
+    815 web-2        lookup            300/min        1.2M               0            0  75s ago
+   4711 web-1        crm               300/min           9               2            3   0s ago
+    815 web-2\u{1b}… crm               300/min           5               0            0  10m ago
+
+
+q quit   Tab next table   < > sort   r reverse   / filter   p pause   ? help
+
+"#]].raw());
 }
 
 #[test]

@@ -1,5 +1,10 @@
 //! Where the state of buckets lives.
 
+#[cfg(all(
+    any(all(feature = "shm", target_os = "linux"), feature = "redis"),
+    not(loom)
+))]
+pub(crate) mod inspect;
 pub(crate) mod memory;
 #[cfg_attr(not(all(feature = "redis", not(loom))), path = "no_redis.rs")]
 pub(crate) mod redis;
@@ -328,15 +333,19 @@ impl Buckets {
     /// Counts a decision, for those who look into the store.
     #[inline]
     pub(crate) fn count(&self, admitted: bool) {
-        if let Self::Shared(buckets) = self {
-            buckets.count(admitted);
+        match self {
+            Self::Memory(_) => {}
+            Self::Shared(buckets) => buckets.count(admitted),
+            Self::Redis(buckets) => buckets.count(admitted),
         }
     }
 
     /// Says how many wait for them in this process, likewise.
     pub(crate) fn count_waiting(&self, waiting: usize) {
-        if let Self::Shared(buckets) = self {
-            buckets.count_waiting(waiting);
+        match self {
+            Self::Memory(_) => {}
+            Self::Shared(buckets) => buckets.count_waiting(waiting),
+            Self::Redis(buckets) => buckets.count_waiting(waiting),
         }
     }
 
@@ -373,7 +382,7 @@ impl Buckets {
         match self {
             Self::Memory(buckets) => buckets.close(),
             Self::Shared(buckets) => buckets.close(),
-            Self::Redis(buckets) => buckets.own().close(),
+            Self::Redis(buckets) => buckets.close(),
         }
     }
 }

@@ -7,11 +7,14 @@
 //! - [`Terms`] are a limit in these numbers, and [`Keys`] tell where its buckets are;
 //! - a [`Request`] asks one thing of the script, in one step and for all limits of a call;
 //! - a [`link::Link`] takes it there and brings the [`Answer`], or a [`Failure`] in good time;
-//! - a [`Store`] is all of that as a limiter has it, with what this process knows of its [`Buckets`].
+//! - a [`Store`] is all of that as a limiter has it, with what this process knows of its [`Buckets`];
+//! - [`telling`] is what a process says of itself, and a [`Look`] finds that and the buckets, for people.
 
 mod address;
 mod limits;
 mod link;
+mod look;
+mod telling;
 #[cfg(test)]
 mod tests;
 
@@ -24,11 +27,12 @@ use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
 use crate::rate::gcd;
-use crate::{ConfigError, Limit};
+use crate::{ConfigError, Limit, Rate};
 pub use limits::StoreMeter;
 #[cfg(feature = "config")]
 pub(crate) use limits::check;
 pub(crate) use limits::{Answered, Asking, Buckets, Peeking, Question, Store};
+pub(crate) use look::Look;
 
 /// Decides a call; its head is the contract.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(CODE));
@@ -83,22 +87,48 @@ impl Terms {
         let burst = limit.capacity();
         let in_range = |time: &Time| u128::from(time.whole) < LONGEST;
         let terms = Time::new(whole, part).and_then(|token| {
-            let parts = u64::try_from(parts).ok()?;
-            let refill = token.times(burst, parts).filter(in_range)?;
-            let Time { whole, part } = token;
-            let limit = format!("{VERSION}:{parts}:{whole}:{part}:{burst}").into();
-            Some(Self {
-                limit,
-                parts,
-                burst,
-                refill,
-                token,
-            })
+            let terms = Self::of(u64::try_from(parts).ok()?, token, burst)?;
+            Some(terms).filter(|terms| in_range(&terms.refill))
         });
         terms.ok_or_else(|| {
             let allowed = "at most what comes in 71 years (with a Redis store)";
             ConfigError::new("burst", allowed, burst.to_string())
         })
+    }
+
+    fn of(parts: u64, token: Time, burst: u64) -> Option<Self> {
+        let Time { whole, part } = token;
+        Some(Self {
+            limit: format!("{VERSION}:{parts}:{whole}:{part}:{burst}").into(),
+            parts,
+            burst,
+            refill: token.times(burst, parts)?,
+            token,
+        })
+    }
+
+    /// Of a text that may be any: what a bucket says that it was written under.
+    fn read(limit: &str) -> Option<Self> {
+        let mut numbers = limit.split(':').map(|number| number.parse::<u64>().ok());
+        let mut next = || numbers.next()?;
+        let [version, parts, whole, part, burst] = [next()?, next()?, next()?, next()?, next()?];
+        let is_small = |number: &u64| u128::from(*number) <= MOST_PARTS;
+        let in_range = version == u64::from(VERSION)
+            && [parts, whole, burst].iter().all(is_small)
+            && part < parts
+            && whole + part > 0;
+        let terms = in_range.then(|| Self::of(parts, Time { whole, part }, burst))??;
+        // Numbers may be written in other ways.
+        (*terms.limit == *limit).then_some(terms)
+    }
+
+    /// How fast tokens come.
+    fn rate(&self) -> Option<Rate> {
+        let parts = u128::from(self.parts);
+        let micros = u128::from(self.token.whole) * parts + u128::from(self.token.part);
+        let nanos = micros * 1_000;
+        let common = gcd(parts, nanos);
+        Rate::of((u64::try_from(parts / common).ok()?, nanos / common))
     }
 
     /// The time in which so many tokens come; none for more than the burst.
@@ -135,7 +165,8 @@ impl Time {
 ///
 /// All its keys are in one slot of a cluster, that of the prefix: a call is decided at once on one node. The
 /// rest of a key is half of a SHA-256 hash of what it stands for, each part with its length in front, so
-/// all are as long, and whoever chooses a value cannot choose one that falls into another's bucket.
+/// all of a kind are as long, and whoever chooses a value cannot choose one that falls into another's bucket. Before
+/// that, a bucket's key has a quarter of its limit's hash, by which those who look tell whose it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keys {
     prefix: Box<str>,
@@ -168,35 +199,71 @@ impl Keys {
         limit: &'a str,
         fields: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
     ) -> Key {
-        let fields = fields.into_iter();
-        let fields = fields.flat_map(|(field, value)| [Some(field), value]);
-        self.key("bucket", std::iter::once(Some(limit)).chain(fields))
+        let mut hash = Sha256::new();
+        add(&mut hash, Some(limit));
+        let whose = hex(&hash.clone().finalize()[..8]);
+        for (field, value) in fields {
+            add(&mut hash, Some(field));
+            add(&mut hash, value);
+        }
+        self.key(&format!("bucket:{whose}"), &hash.finalize()[..16])
     }
 
     /// The pause of a limit, or of one tool's bucket under the default.
     pub(crate) fn pause(&self, limit: &str, tool: Option<&str>) -> Key {
-        self.key("pause", [Some(limit), tool])
+        let mut hash = Sha256::new();
+        add(&mut hash, Some(limit));
+        add(&mut hash, tool);
+        self.key("pause", &hash.finalize()[..16])
+    }
+
+    /// What a process tells of itself, by a number that no other has.
+    fn process(&self, number: [u64; 2]) -> Key {
+        let [one, other] = number.map(u64::to_le_bytes);
+        self.key("process", &[one, other].concat())
     }
 
     /// What is written to prove that a store takes writes.
     fn proof(&self) -> Key {
-        format!("{{{}}}:proof", self.prefix).into()
+        format!("{}proof", self.all()).into()
     }
 
-    fn key<'a>(&self, kind: &str, parts: impl IntoIterator<Item = Option<&'a str>>) -> Key {
-        let mut hash = Sha256::new();
-        for part in parts {
-            let length = part.map_or(u64::MAX, |part| part.len() as u64);
-            hash.update(length.to_le_bytes());
-            hash.update(part.unwrap_or_default());
-        }
-        let mut key = format!("{{{}}}:{kind}:", self.prefix);
-        for byte in &hash.finalize()[..16] {
-            // Writing to a text does not fail.
-            let _ = write!(key, "{byte:02x}");
-        }
-        key.into()
+    fn key(&self, kind: &str, hash: &[u8]) -> Key {
+        format!("{}{kind}:{}", self.all(), hex(hash)).into()
     }
+
+    /// What all keys begin with.
+    fn all(&self) -> String {
+        format!("{{{}}}:", self.prefix)
+    }
+
+    /// What a key is for, if it is one of these.
+    fn kind<'k>(&self, key: &'k str) -> Option<&'k str> {
+        let rest = key.strip_prefix(&self.all())?;
+        let (kind, hashes) = rest.split_once(':').unwrap_or((rest, ""));
+        let length = match kind {
+            "bucket" => 16 + 1 + 32,
+            "pause" | "process" => 32,
+            "proof" => 0,
+            _ => return None,
+        };
+        let is_ours = |byte: u8| byte == b':' || byte.is_ascii_hexdigit();
+        (hashes.len() == length && hashes.bytes().all(is_ours)).then_some(kind)
+    }
+}
+
+fn add(hash: &mut Sha256, part: Option<&str>) {
+    let length = part.map_or(u64::MAX, |part| part.len() as u64);
+    hash.update(length.to_le_bytes());
+    hash.update(part.unwrap_or_default());
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a text does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// What a call asks of one limit.

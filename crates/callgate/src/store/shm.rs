@@ -36,7 +36,7 @@ use crate::{ConfigError, Limit};
 use cells::{EDITIONS, Stamped, Word};
 use counts::{Counts, Process};
 use file::{Edition, File, Locked, pair, thawed};
-pub use inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
+pub(crate) use inspect::Look;
 use label::Label;
 pub(crate) use time::now;
 use url::Url;
@@ -63,6 +63,9 @@ enum Unsettled {
     /// The file does not hold what was written there.
     Damaged,
 }
+
+/// In so many calls it is looked once whether the file was removed.
+const SELDOM: u64 = 1 << 10;
 
 /// What a reading of the clock may be older than: a state of another edition, and where it was seen; or, at a limit's
 /// own bucket and without a stamp, the horizon.
@@ -590,7 +593,10 @@ impl Buckets {
             } else {
                 &row.rejected
             };
-            count.fetch_add(1, Ordering::Relaxed);
+            // A limit that nothing splits has no other occasion to look.
+            if count.fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
+                self.file.is_removed();
+            }
         }
     }
 

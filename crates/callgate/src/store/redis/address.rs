@@ -104,6 +104,11 @@ impl Address {
         })
     }
 
+    /// The URL with the prefix, and without user and password.
+    pub(super) fn whole(&self) -> String {
+        format!("{}?prefix={}", self.shown, self.keys.prefix)
+    }
+
     /// How to speak to the server at a node.
     pub(super) fn server(&self, node: &ConnectionAddr) -> RedisResult<ConnectionInfo> {
         let mut settings = plain().set_db(self.database);

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::address::Address;
 use super::link::Link;
+use super::telling::Account;
 use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
 use crate::bucket::{Bucket, Fill, MAX_NANOS};
 use crate::clock::nanos;
@@ -116,12 +117,13 @@ impl Store {
             Some((old, new_keys)) => old.own.carry(bucket, split, new_keys, now),
             None => memory::Buckets::full(bucket, split),
         };
+        let account = Arc::new(Account::new(name, per, Terms::new(limit)?));
+        self.link.telling.add(&account);
         let keys = self.address.keys.clone();
         Ok(Buckets {
-            name: name.into(),
             whole: (keys.bucket(name, []), keys.pause(name, None)),
             keys,
-            terms: Arc::new(Terms::new(limit)?),
+            account,
             own,
             crowds: Mutex::default(),
         })
@@ -171,13 +173,14 @@ impl Store {
     /// Nobody waits for that: what is asked afterwards comes there afterwards.
     pub(crate) fn pause(&self, buckets: &Buckets, tool: Option<&str>, time: Duration) {
         let request = Request::Pause {
-            key: buckets.keys.pause(&buckets.name, tool),
+            key: buckets.keys.pause(&buckets.account.name, tool),
             time,
-            terms: Arc::clone(&buckets.terms),
+            terms: Arc::clone(&buckets.account.terms),
         };
-        let name = buckets.name.clone();
+        let account = Arc::clone(&buckets.account);
         self.link.ask(request, move |result| {
             if let Err(failure) = result {
+                let name = &account.name;
                 log::warn!("limit '{name}' is paused in this process only: {failure}");
             }
             None
@@ -188,11 +191,10 @@ impl Store {
 /// The buckets of one limit.
 #[derive(Debug)]
 pub(crate) struct Buckets {
-    name: Box<str>,
     keys: Keys,
     /// The bucket and the pause of a call without fields.
     whole: (super::Key, super::Key),
-    terms: Arc<Terms>,
+    account: Arc<Account>,
     own: memory::Buckets,
     /// How many wait for a bucket in other processes, where that are too many to ask at once.
     crowds: Mutex<HashMap<Option<Key>, u64>>,
@@ -206,7 +208,23 @@ impl Buckets {
 
     /// Whether they are those of such a limit.
     pub(crate) fn are_of(&self, limit: &Limit, bucket: &Bucket) -> bool {
-        self.own.bucket == *bucket && Terms::new(limit).is_ok_and(|terms| terms == *self.terms)
+        self.own.bucket == *bucket
+            && Terms::new(limit).is_ok_and(|terms| terms == *self.account.terms)
+    }
+
+    /// Counts a decision, for those who look into the store.
+    pub(crate) fn count(&self, admitted: bool) {
+        self.account.count(admitted);
+    }
+
+    pub(crate) fn count_waiting(&self, waiting: usize) {
+        self.account.count_waiting(waiting);
+    }
+
+    /// Gives this process's memory back, and is told of no more.
+    pub(crate) fn close(&self) {
+        self.account.close();
+        self.own.close();
     }
 
     /// What a call asks of the limit, by its fields that split it and the tool by which it pauses; none for more
@@ -217,18 +235,19 @@ impl Buckets {
         tool: Option<&str>,
         cost: u64,
     ) -> Option<Ask> {
+        let Account { name, terms, .. } = &*self.account;
         let mut fields = fields.peekable();
         let (bucket, pause) = &self.whole;
         Some(Ask {
-            price: self.terms.price(cost)?,
-            terms: Arc::clone(&self.terms),
+            price: terms.price(cost)?,
+            terms: Arc::clone(terms),
             bucket: match fields.peek() {
                 None => bucket.clone(),
-                Some(_) => self.keys.bucket(&self.name, fields),
+                Some(_) => self.keys.bucket(name, fields),
             },
             pause: match tool {
                 None => pause.clone(),
-                Some(_) => self.keys.pause(&self.name, tool),
+                Some(_) => self.keys.pause(name, tool),
             },
         })
     }
@@ -404,7 +423,12 @@ impl Answered {
         let tokens = answer.limits.iter().map(|found| found.tokens).min();
         let fill = Fill::of(tokens.unwrap_or(0));
         Ok(match answer.refusing() {
-            None => Verdict::Admitted(fill),
+            None => {
+                for part in &self.question.parts {
+                    part.buckets.count(true);
+                }
+                Verdict::Admitted(fill)
+            }
             Some(place) => {
                 let wait = answer.limits[place].wait.saturating_sub(age);
                 Verdict::Refused(place, Some(wait.max(Duration::from_nanos(1))), fill)

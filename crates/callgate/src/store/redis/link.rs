@@ -26,15 +26,16 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, PushInfo,
-    PushKind, RedisResult, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
+    PushInfo, PushKind, RedisResult, ServerErrorKind, Value,
 };
 use tokio::runtime;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 
 use super::address::{self, Address};
+use super::telling::{self, Telling, Word};
 use super::{Answer, Failure, Request, in_words};
 use crate::forking::unforked;
 use crate::store::StoreCounts;
@@ -56,6 +57,8 @@ const TELL_AGAIN: Duration = Duration::from_secs(60);
 /// The way to one store.
 pub(crate) struct Link {
     address: Arc<Address>,
+    /// What is told of this process now and then, while there is a connection.
+    pub(super) telling: Arc<Telling>,
     /// One for each process that this link was used in: this one, and those that it was forked from.
     runs: boxcar::Vec<Run>,
     is_closed: AtomicBool,
@@ -108,6 +111,7 @@ impl Link {
     pub(crate) fn new(address: Address) -> Self {
         Self {
             address: Arc::new(address),
+            telling: Arc::new(Telling::new()),
             runs: boxcar::Vec::new(),
             is_closed: AtomicBool::new(false),
         }
@@ -145,7 +149,11 @@ impl Link {
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(run) = self.here() {
-            let kept = run.keeps.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let kept = run
+                .keeps
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             drop(kept);
         }
     }
@@ -192,8 +200,12 @@ impl Link {
         if self.is_closed.load(Ordering::Relaxed) {
             return None;
         }
+        if self.runs.count() > 0 {
+            self.telling.forget();
+        }
         // Where two threads come here at once, the first one's is found, and the other ends unused.
-        self.runs.push(Run::start(Arc::clone(&self.address)).ok()?);
+        let run = Run::start(Arc::clone(&self.address), Arc::clone(&self.telling));
+        self.runs.push(run.ok()?);
         self.here()
     }
 }
@@ -209,7 +221,7 @@ impl fmt::Debug for Link {
 
 impl Run {
     /// Starts a thread, which ends when this is dropped.
-    fn start(address: Arc<Address>) -> std::io::Result<Self> {
+    fn start(address: Arc<Address>, telling: Arc<Telling>) -> std::io::Result<Self> {
         let (queue, asked) = mpsc::unbounded_channel();
         let state = Arc::new(State::default());
         let runtime = runtime::Builder::new_current_thread()
@@ -217,6 +229,7 @@ impl Run {
             .enable_time()
             .build()?;
         let driver = Driver {
+            word: Word::new(telling, &address.keys),
             address,
             asked,
             waiting: VecDeque::new(),
@@ -325,6 +338,7 @@ impl Drop for Pending {
 /// What the thread does.
 struct Driver {
     address: Arc<Address>,
+    word: Word,
     asked: UnboundedReceiver<Pending>,
     /// Those that wait for a connection, in the order of their deadlines.
     waiting: VecDeque<Pending>,
@@ -383,16 +397,18 @@ impl Driver {
             }
             let deadline = self.waiting.front().map(|first| first.deadline);
             tokio::select! {
-                connection = &mut connecting => return Some(connection),
-                asked = self.asked.recv(), if !is_closed => match asked {
-                    Some(asked) => self.waiting.push_back(asked),
-                    None => is_closed = true,
-                },
+                // Whoever is late as the connection fails is late.
+                biased;
                 () = until(deadline) => {
                     if let Some(mut late) = self.waiting.pop_front() {
                         late.finish(Err(Failure::Late));
                     }
                 }
+                connection = &mut connecting => return Some(connection),
+                asked = self.asked.recv(), if !is_closed => match asked {
+                    Some(asked) => self.waiting.push_back(asked),
+                    None => is_closed = true,
+                },
             }
         }
     }
@@ -402,6 +418,9 @@ impl Driver {
         let mut flights = JoinSet::new();
         let mut batch: Vec<_> = self.waiting.drain(..).collect();
         let mut was_answered = false;
+        self.word.begin();
+        let mut ticks = interval_at(Instant::now() + telling::EVERY, telling::EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if !batch.is_empty() {
                 let (commands, time) = (connection.commands.clone(), self.address.timeout);
@@ -435,6 +454,14 @@ impl Driver {
                     // What was asked before is answered, or late.
                     while flights.join_next().await.is_some() {}
                     return End::Unused;
+                },
+                _ = ticks.tick() => if let Some(word) = self.word.next() {
+                    let mut commands = connection.commands.clone();
+                    let time = self.address.timeout;
+                    // Whether it comes there does not matter, and nobody waits for it.
+                    tokio::spawn(async move {
+                        let _ = timeout(time, commands.send_packed_command(&word)).await;
+                    });
                 },
             }
         }
@@ -586,9 +613,9 @@ fn is_unknown_script(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// A connection that was seen to read and write a key.
-struct Connection {
-    commands: MultiplexedConnection,
+/// A connection to a server.
+pub(super) struct Connection {
+    pub(super) commands: MultiplexedConnection,
     events: UnboundedReceiver<PushInfo>,
 }
 
@@ -623,11 +650,22 @@ impl Connection {
     }
 }
 
-/// A connection by the first of the nodes that leads to one.
+/// A connection that was seen to read and write a key.
 async fn connect(address: &Address) -> Result<Connection, String> {
+    let proof = Request::Prove(address.keys.proof());
+    reach(address, &proof.command(false), |reply| proof.read(reply)).await
+}
+
+/// A connection to the server that has the keys, by the first node that leads there: its answer to a first command,
+/// which is about one of the keys, is one that can be read.
+pub(super) async fn reach<T>(
+    address: &Address,
+    first: &Cmd,
+    read: impl Fn(&Value) -> Result<T, Failure>,
+) -> Result<Connection, String> {
     let mut reason = String::new();
     for node in &address.nodes {
-        reason = match timeout(address.timeout, connect_by(address, node)).await {
+        reason = match timeout(address.timeout, reach_by(address, node, first, &read)).await {
             Ok(Ok(connection)) => return Ok(connection),
             Ok(Err(failure)) => format!("{node}: {failure}"),
             Err(_) => format!("{node}: no answer in {:?}", address.timeout),
@@ -636,17 +674,20 @@ async fn connect(address: &Address) -> Result<Connection, String> {
     Err(reason)
 }
 
-async fn connect_by(address: &Address, node: &ConnectionAddr) -> Result<Connection, String> {
+async fn reach_by<T>(
+    address: &Address,
+    node: &ConnectionAddr,
+    first: &Cmd,
+    read: impl Fn(&Value) -> Result<T, Failure>,
+) -> Result<Connection, String> {
     let mut node = match &address.service {
         Some(service) => ask_sentinel(node, service).await?,
         None => node.clone(),
     };
-    let proof = Request::Prove(address.keys.proof());
     for _ in 0..HOPS {
         let mut connection = Connection::open(address.server(&node)).await?;
-        let command = proof.command(false);
-        let reply = connection.commands.send_packed_command(&command).await;
-        match proof.read(&reply.map_err(in_words)?) {
+        let reply = connection.commands.send_packed_command(first).await;
+        match read(&reply.map_err(in_words)?) {
             Ok(_) => return Ok(connection),
             Err(failure) => node = moved(&node, &failure).ok_or_else(|| failure.to_string())?,
         }

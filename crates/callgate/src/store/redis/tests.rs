@@ -2,6 +2,7 @@
 
 mod cluster;
 mod link;
+mod look;
 mod numbers;
 mod script;
 mod server;

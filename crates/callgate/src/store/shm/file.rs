@@ -262,6 +262,11 @@ impl File {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
+        let given = url.path.with_extension("");
+        if given.is_dir() {
+            let found = format!("'{}', a folder", given.display().to_string().escape_debug());
+            return Err(Refused::new("a file's path", found));
+        }
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let nameless = rustix::fs::open(folder, flags, mode).map_err(|error| match error {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::mem::offset_of;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
@@ -18,95 +18,17 @@ use super::url::Url;
 use super::{PAUSED, PAUSES, time, xor};
 use crate::bucket::{Bucket, MAX_NANOS};
 use crate::rules::{Secret, key_of};
+use crate::store::inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess, Source};
 use crate::{Call, ConfigError, Rate};
 
-/// What is in a shared store at a moment: for people who look.
-///
-/// Looking changes nothing: the file is read, not mapped, and nothing in it is locked. So what is told of
-/// different buckets may be some microseconds apart.
-///
-/// ```
-/// use callgate::{Call, Inspection, Limit, Limiter};
-///
-/// # let folder = tempfile::tempdir().unwrap();
-/// # let url = format!("shm:{}/callgate", folder.path().display());
-/// let limit = Limit::per_minute(300).burst(20).per(["tenant"]);
-/// let limiter = Limiter::builder().limit("crm", limit).store(&url).build()?;
-/// let call = Call::new("crm").field("tenant", "acme");
-/// assert!(limiter.try_acquire(&call).is_admitted());
-///
-/// let inspection = Inspection::open(&url)?;
-/// assert_eq!(inspection.limits()[0].name, "crm");
-/// assert_eq!(inspection.processes()[0].admitted, 1);
-/// assert_eq!(inspection.bucket("crm", &call).unwrap().remaining, 19);
-/// # Ok::<(), callgate::ConfigError>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Inspection {
-    path: PathBuf,
-    slots: usize,
+/// What was read of a file.
+#[derive(Debug)]
+pub(crate) struct Look {
     secret: Secret,
     now: u64,
     /// With the number, and those of the first edition and of the limit it is listed as, if it is.
     editions: Vec<Seen>,
-    limits: Vec<SharedLimit>,
-    processes: Vec<SharedProcess>,
     cells: Vec<([u64; 2], Stamped)>,
-}
-
-/// A limit that processes have, or had last.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SharedLimit {
-    /// The limit's name, cut where it has more than 96 bytes; `[default]` for the default limit.
-    pub name: String,
-    /// The fields that split it, cut likewise where they have more than 46 bytes.
-    pub per: Vec<String>,
-    /// How fast its buckets refill.
-    pub rate: Rate,
-    /// How many tokens they hold.
-    pub burst: u64,
-    /// The whole tokens in its one bucket; of a limit that is split, in the bucket that all keys share for
-    /// which there is no room.
-    pub remaining: u64,
-    /// How long all its buckets pause still.
-    pub paused: Option<Duration>,
-}
-
-/// What one process, or one limiter in it, has decided by one limit since it has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SharedProcess {
-    /// Its process identifier, in its own namespace.
-    pub process: u64,
-    /// Whether that is the reader's namespace. Of others it cannot be told whether they have ended.
-    pub is_here: bool,
-    /// When it was started, in the kernel's ticks since the host's start: tells processes that have one number.
-    pub started: u64,
-    /// Which of [`Inspection::limits`].
-    pub limit: usize,
-    /// How many calls were admitted.
-    pub admitted: u64,
-    /// How many calls this limit refused.
-    pub rejected: u64,
-    /// How many calls waited when it was last said.
-    pub waiting: u64,
-}
-
-/// A bucket of a limit that is split.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SharedBucket {
-    /// The limit's name.
-    pub limit: String,
-    /// The fingerprint of the fields' values, as 32 hexadecimal digits. Nobody can tell the values from it.
-    pub key: String,
-    /// The whole tokens in it.
-    pub remaining: u64,
-    /// How many it holds.
-    pub burst: u64,
-    /// How long it pauses still.
-    pub paused: Option<Duration>,
 }
 
 /// An edition of a limit.
@@ -124,41 +46,20 @@ struct Seen {
     label: Label,
 }
 
-impl Inspection {
-    /// Looks into the store of this URL, such as `shm:/run/myapp/callgate`; or of this path, with the version
-    /// of the layout behind it or without.
-    ///
-    /// # Errors
-    /// When the URL is wrong, there is no such file, it cannot be read, or it is no store of this layout.
-    pub fn open(store: &str) -> Result<Self, ConfigError> {
+impl Look {
+    /// Looks into the store of this URL or path.
+    pub(crate) fn open(store: &str) -> Result<Inspection, ConfigError> {
         let path = Url::of_file(store)?.path;
         Self::read(&path).map_err(|refused| refused.of(&path))
     }
 
-    /// Removes the store of this URL or path, so that the next limiter makes a new one with full buckets; the
-    /// numbers of the processes that use it, which go on with it by themselves.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open), when it is another user's, or when processes use it, unless by `force`. Those of
-    /// them that run in another namespace count as long as they have not been seen to end.
-    ///
-    /// ```
-    /// use callgate::{Inspection, Limit, Limiter};
-    ///
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let url = format!("shm:{}/callgate", folder.path().display());
-    /// let limiter = Limiter::builder().limit("crm", Limit::per_second(1)).store(&url).build()?;
-    /// assert!(Inspection::remove(&url, false).is_err());
-    /// drop(limiter);
-    /// assert!(Inspection::remove(&url, false)?.is_empty());
-    /// # Ok::<(), callgate::ConfigError>(())
-    /// ```
-    pub fn remove(store: &str, force: bool) -> Result<Vec<u64>, ConfigError> {
+    /// Removes the store of this URL or path.
+    pub(crate) fn remove(store: &str, force: bool) -> Result<Vec<u64>, ConfigError> {
         let path = Url::of_file(store)?.path;
         file::File::remove(&path, force).map_err(|refused| refused.of(&path))
     }
 
-    fn read(path: &Path) -> Result<Self, Refused> {
+    fn read(path: &Path) -> Result<Inspection, Refused> {
         let bytes = bytes(path)?;
         let file = Bytes(&bytes);
         let ahead = time::ahead()
@@ -174,22 +75,27 @@ impl Inspection {
             let key = file.pair(at + offset_of!(Cell, key));
             (key, file.stamped(at + offset_of!(Cell, word)))
         });
-        let mut inspection = Self {
-            path: path.to_owned(),
-            slots,
+        let look = Self {
             secret: Secret::of(file.pair(offset_of!(Header, secret))),
             now: time::now(ahead),
             editions,
-            limits: Vec::new(),
-            processes: Vec::new(),
             cells: cells.filter(|(_, stamped)| stamped.has_key()).collect(),
         };
-        inspection.list(file);
-        Ok(inspection)
+        let (limits, processes) = look.list(file);
+        Ok(Inspection {
+            place: path.to_string_lossy().into_owned(),
+            slots: Some(slots),
+            used: look.cells.len(),
+            is_whole: true,
+            unreadable: 0,
+            limits,
+            processes,
+            source: Source::Shared(look),
+        })
     }
 
     /// Lists the processes, and the editions of limits that they have; of others the last.
-    fn list(&mut self, file: Bytes<'_>) {
+    fn list(&self, file: Bytes<'_>) -> (Vec<SharedLimit>, Vec<SharedProcess>) {
         let me = Process::own();
         let rows = (0..ROWS).map(|row| ROWS_AT + row * size_of::<Row>());
         let rows: Vec<_> = rows
@@ -216,11 +122,13 @@ impl Inspection {
             is_had(edition) || edition.own.edition() == edition.number && !has_others(edition)
         };
         let listed: Vec<_> = self.editions.iter().filter(listed).collect();
-        self.processes = rows
+        let processes = rows
             .iter()
             .filter_map(|&row| {
                 Some(SharedProcess {
                     process: file.word(row + offset_of!(Row, process)),
+                    host: None,
+                    told: None,
                     is_here: file.word(row + offset_of!(Row, namespace)) == me.namespace,
                     started: file.word(row + offset_of!(Row, started)),
                     limit: listed
@@ -232,7 +140,8 @@ impl Inspection {
                 })
             })
             .collect();
-        self.limits = listed.iter().map(|edition| self.limit(edition)).collect();
+        let limits = listed.iter().map(|edition| self.limit(edition)).collect();
+        (limits, processes)
     }
 
     fn limit(&self, edition: &Seen) -> SharedLimit {
@@ -276,39 +185,8 @@ impl Inspection {
         left.map(Duration::from_nanos)
     }
 
-    /// The file, whose name ends in the version of its layout.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// How many keys there is room for.
-    #[must_use]
-    pub fn slots(&self) -> usize {
-        self.slots
-    }
-
-    /// How many of the slots are taken; those of full buckets are given to others when needed.
-    #[must_use]
-    pub fn used(&self) -> usize {
-        self.cells.len()
-    }
-
-    /// The limits that processes have now, and of others the last of each name. One that processes have with
-    /// different numbers is there several times.
-    #[must_use]
-    pub fn limits(&self) -> &[SharedLimit] {
-        &self.limits
-    }
-
-    /// What each process has decided by each limit. Processes that have ended are not there.
-    #[must_use]
-    pub fn processes(&self) -> &[SharedProcess] {
-        &self.processes
-    }
-
     /// The buckets of limits that are split: those that are not full.
-    pub fn buckets(&self) -> impl Iterator<Item = SharedBucket> {
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = SharedBucket> {
         let cells = self.cells.iter();
         let cells = cells.filter_map(|&(key, stamped)| {
             let edition = self.edition(stamped.edition())?;
@@ -323,8 +201,7 @@ impl Inspection {
 
     /// The bucket that a call draws from under a limit of this name, full where there is none; none where there
     /// is no such limit, or its fields were cut.
-    #[must_use]
-    pub fn bucket(&self, limit: &str, call: &Call<'_>) -> Option<SharedBucket> {
+    pub(crate) fn bucket(&self, limit: &str, call: &Call<'_>) -> Option<SharedBucket> {
         let named = self
             .editions
             .iter()

@@ -616,7 +616,11 @@ fn those_who_hear_of_a_batch_are_woken_when_all_its_answers_are_there() {
     impl Wake for Listener {
         fn wake(self: Arc<Self>) {
             let answers = self.0.load(Ordering::SeqCst);
-            self.1.lock().expect("no panic").send(answers).expect("it waits");
+            self.1
+                .lock()
+                .expect("no panic")
+                .send(answers)
+                .expect("it waits");
         }
     }
     let server = Server::start();

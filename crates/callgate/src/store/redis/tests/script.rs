@@ -8,6 +8,7 @@ use num_rational::BigRational;
 use proptest::prelude::*;
 use redis::{Cmd, Commands, Connection};
 
+use super::super::look::{Kept, level, pause};
 use super::server::Server;
 use super::*;
 use crate::{Call, Decision, Limiter};
@@ -207,6 +208,51 @@ fn a_peek_changes_nothing() {
         store.peek(&other);
         assert_eq!(store.get(&ask[0].bucket), before);
         assert_eq!(store.expiry(&ask[0].bucket), expiry);
+    }
+}
+
+/// What people see of a bucket is what the script finds.
+#[test]
+fn levels_that_are_looked_at_are_those_of_a_peek() {
+    let mut store = Clocked::new();
+    let limits = [
+        Limit::per_second(3).burst(7),
+        Limit::per_second(3).burst(4),
+        Limit::per_hour(7).burst(30),
+        "0.7/day".parse::<Limit>().expect("a rate").burst(5),
+        Limit::per_second(7_000_000).burst(9),
+    ];
+    let asks: Vec<_> = limits
+        .iter()
+        .map(|limit| store.one("tool", limit))
+        .collect();
+    for step in 0..400_u64 {
+        let ask = &asks[usize::try_from(step * 7 % 11).expect("small") % asks.len()];
+        store.now += [0, 1, 142_857, 333_334, SECOND, 3_600 * SECOND][step as usize * 5 % 13 % 6];
+        if step % 40 == 39 {
+            store.now -= 1_800 * SECOND;
+        }
+        if step % 50 == 17 {
+            store.pause(ask, Duration::from_secs(2));
+        }
+        if step % 3 > 0 {
+            store.take(std::slice::from_ref(ask));
+        }
+        let kept = store.get(&ask.bucket);
+        let kept = kept.map(|text| Kept::read(text.as_bytes()).expect("a bucket"));
+        let paused = store.get(&ask.pause);
+        let paused = paused.map_or(0, |text| pause(text.as_bytes()).expect("a pause"));
+        for other in &asks {
+            let seen = level(&other.terms, kept.as_ref(), paused, store.now);
+            let tokens = store.peek(std::slice::from_ref(other)).limits[0].tokens;
+            let is_carried = kept.as_ref().is_some_and(|kept| !kept.is_of(&other.terms));
+            // What is carried is rounded by a hair, against the caller.
+            let hair = u64::from(is_carried);
+            assert!(
+                (tokens..=tokens + hair).contains(&seen),
+                "step {step}: {seen}, not {tokens}"
+            );
+        }
     }
 }
 
