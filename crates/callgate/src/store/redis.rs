@@ -315,7 +315,7 @@ pub(crate) struct Found {
     /// How long its pause goes on.
     pub(crate) paused: Duration,
     /// How many more wait for it than are to ask at once, where one who waits asked.
-    pub(crate) crowd: u64,
+    pub(crate) crowd: Option<u64>,
 }
 
 impl Answer {
@@ -414,7 +414,7 @@ fn read(asks: &[Ask], values: &[Value], waits: bool) -> Option<Answer> {
     let limits = limits.map(|(ask, found)| ask.read(*found));
     let mut limits: SmallVec<[Found; 2]> = limits.collect::<Option<_>>()?;
     for (found, crowd) in limits.iter_mut().zip(crowds) {
-        found.crowd = *crowd;
+        found.crowd = Some(*crowd);
     }
     let answer = Answer {
         is_admitted: limits.iter().all(|found| found.wait.is_zero()),
@@ -434,7 +434,7 @@ impl Ask {
             tokens: self.terms.tokens(Time { whole, part }),
             refill: Duration::from_micros(whole) + Duration::from_nanos(nanos),
             paused: Duration::from_micros(paused),
-            crowd: 0,
+            crowd: None,
         })
     }
 }

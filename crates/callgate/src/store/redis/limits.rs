@@ -256,11 +256,20 @@ impl Buckets {
         self.crowds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn remember(&self, key: Option<Key>, crowd: u64) {
+        let mut crowds = self.crowds();
+        if crowd == 0 {
+            crowds.remove(&key);
+        } else if crowds.len() < MOST_CROWDS || crowds.contains_key(&key) {
+            crowds.insert(key, crowd);
+        }
+    }
+
     /// How long one who waits for so many tokens is to stay away after its time, where many do: any part of the
     /// time in which the tokens for all of them come.
     pub(crate) fn stay_away(&self, key: Option<Key>, tokens: u64) -> Duration {
         let crowd = self.crowds().get(&key).copied().unwrap_or(0);
-        let Some(price) = self.terms.price(tokens).filter(|_| crowd > 0) else {
+        let Some(price) = self.account.terms.price(tokens).filter(|_| crowd > 0) else {
             return Duration::ZERO;
         };
         // The standard library has no other source of randomness.
@@ -271,13 +280,9 @@ impl Buckets {
 
     /// Takes from a bucket of this process what the store's does not hold, which was so at this time.
     fn learn(&self, part: &Part, found: &Found, at: u64) {
-        let mut crowds = self.crowds();
-        if found.crowd == 0 {
-            crowds.remove(&part.key);
-        } else if crowds.len() < MOST_CROWDS || crowds.contains_key(&part.key) {
-            crowds.insert(part.key, found.crowd);
+        if let Some(crowd) = found.crowd {
+            self.remember(part.key, crowd);
         }
-        drop(crowds);
         let full = at.saturating_add(nanos(found.refill)).min(MAX_NANOS);
         // Whoever finds one that has moved asks the store again.
         let _ = self.own.lift(part.key, self.own.bucket.full(full), at);
