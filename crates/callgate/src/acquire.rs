@@ -267,8 +267,11 @@ impl Limiter {
                 Decision::Rejected(rejection),
             )));
         }
+        let mut waits = false;
         if let Some((turn, _)) = &mut turn {
             turn.come(self, asked);
+            let mut bounds = limits.iter().map(|limited| limited.limit.longest_wait());
+            waits = !bounds.any(|bound| turn.max_wait.unwrap_or(bound).is_zero());
         }
         // Who does not wait comes after all who do.
         let came = turn.as_ref().map_or((u64::MAX, None), |(turn, _)| {
@@ -306,7 +309,9 @@ impl Limiter {
                     counter.keep_place(turn, waker, store.timeout());
                 }
                 counter.settle();
-                return Ok(Step::Asks(store, Box::new(self.question(asked)), held));
+                let mut question = self.question(asked);
+                question.waits = waits;
+                return Ok(Step::Asks(store, Box::new(question), held));
             }
             (None, verdict, _) => match counter.settled(verdict)? {
                 Ok(fill) => {
@@ -901,7 +906,21 @@ impl Counter<'_, '_, '_> {
             }
         };
         let key = self.draws[place].key();
-        let lines = &self.asked.limits[place].lines;
+        let limited = &self.asked.limits[place];
+        let stays_away = match (limited.buckets.redis(), obstacle) {
+            (
+                Some(buckets),
+                Obstacle {
+                    why: Why::Tokens,
+                    passed_at: None,
+                    ..
+                },
+            ) => nanos(buckets.stay_away(key, self.draws[place].tokens())),
+            _ => 0,
+        };
+        // Not beyond the bound.
+        let told = told.max(told.saturating_add(stays_away).min(left));
+        let lines = &limited.lines;
         let moves = |there: &Place| !Arc::ptr_eq(&there.lines, lines) || there.key != key;
         if turn.place.as_ref().is_some_and(moves) {
             self.leave(turn, false);

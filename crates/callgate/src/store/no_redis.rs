@@ -109,6 +109,10 @@ impl Buckets {
         match *self {}
     }
 
+    pub(crate) fn stay_away(&self, _: Option<Key>, _: u64) -> Duration {
+        match *self {}
+    }
+
     pub(crate) fn are_of(&self, _: &Limit, _: &Bucket) -> bool {
         match *self {}
     }
@@ -127,7 +131,9 @@ impl Buckets {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Question(());
+pub(crate) struct Question {
+    pub(crate) waits: bool,
+}
 
 impl Question {
     #[expect(clippy::unused_self, reason = "the store itself uses it")]

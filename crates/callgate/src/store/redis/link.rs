@@ -238,7 +238,10 @@ impl Run {
         };
         let thread = thread::Builder::new().name("callgate-redis".to_owned());
         thread.spawn(move || {
-            runtime.block_on(unforked(driver.run()));
+            // In a task of its own: what wakes another task there needs no system call.
+            let driver = runtime.spawn(unforked(driver.run()));
+            // Whoever asks a driver that panicked is told that it is gone.
+            let _ = runtime.block_on(driver);
             // Does not wait for a name that is being looked up.
             runtime.shutdown_background();
         })?;
