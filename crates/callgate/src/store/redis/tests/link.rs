@@ -626,16 +626,16 @@ fn those_who_hear_of_a_batch_are_woken_when_all_its_answers_are_there() {
     let server = Server::start();
     let link = patient(&server);
     assert!(is_admitted(&link, 1_000));
-    let (woken, wakes) = mpsc::channel();
+    let (told, wakes) = mpsc::channel();
     let answers = Arc::new(AtomicUsize::new(0));
-    let waker = Waker::from(Arc::new(Listener(Arc::clone(&answers), Mutex::new(woken))));
+    let listener = Waker::from(Arc::new(Listener(Arc::clone(&answers), Mutex::new(told))));
     // While the server is stopped, all but the first come together.
     server.signal("STOP");
     for _ in 0..100 {
-        let (answers, waker) = (Arc::clone(&answers), waker.clone());
+        let (answers, listener) = (Arc::clone(&answers), listener.clone());
         link.ask(token(1_000), move |_| {
             answers.fetch_add(1, Ordering::SeqCst);
-            Some(waker)
+            Some(listener)
         });
     }
     server.signal("CONT");
