@@ -270,8 +270,7 @@ impl Limiter {
         let mut waits = false;
         if let Some((turn, _)) = &mut turn {
             turn.come(self, asked);
-            let mut bounds = limits.iter().map(|limited| limited.limit.longest_wait());
-            waits = !bounds.any(|bound| turn.max_wait.unwrap_or(bound).is_zero());
+            waits = turn.may_wait(limits);
         }
         // Who does not wait comes after all who do.
         let came = turn.as_ref().map_or((u64::MAX, None), |(turn, _)| {
@@ -331,14 +330,23 @@ impl Limiter {
         }
         counter.settle();
         count_alone();
-        let Obstacle { reason, wait, .. } = refused.obstacle;
-        limits[refused.place].buckets.count(false);
-        let number = limits[refused.place].number;
-        let rejection = self.rejection(number, tool, reason, wait, refused.fill);
+        let rejection = self.rejected(limits, tool, &refused);
         Ok(Step::Decided(overruled(
             rules,
             Decision::Rejected(rejection),
         )))
+    }
+
+    fn rejected(
+        &self,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        refused: &Refused,
+    ) -> Rejection<'_> {
+        let Obstacle { reason, wait, .. } = refused.obstacle;
+        let limited = &limits[refused.place];
+        limited.buckets.count(false);
+        self.rejection(limited.number, tool, reason, wait, refused.fill)
     }
 
     /// Why a call is refused, if no limit lets anything else decide where the store fails.
@@ -638,6 +646,12 @@ impl Turn {
             limits.any(|limited| Arc::ptr_eq(&limited.lines, &place.lines))
         };
         self.place.take_if(|place| !is_here(place));
+    }
+
+    /// Whether each of these limits would let it wait.
+    fn may_wait(&self, limits: &[Arc<Limited>]) -> bool {
+        let mut bounds = limits.iter().map(|limited| limited.limit.longest_wait());
+        !bounds.any(|bound| self.max_wait.unwrap_or(bound).is_zero())
     }
 
     /// Leaves its line with what it waited for.
