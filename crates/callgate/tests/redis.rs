@@ -1014,20 +1014,25 @@ fn the_documented_users_may_do_what_they_need_and_no_more() {
     let limits = || {
         search(tokens(3).on_store_error(OnStoreError::Raise))
             .limit("crm", tokens(2).per(["tenant"]))
+            .limit("mail", Limit::per_second(50).max_wait(PATIENCE))
     };
     let limiter = built(&url("myapp", "myapp"), limits());
     assert_eq!(admitted(&limiter, &CALL, 5), 3);
-    assert_eq!(remaining(&limiter), [Some(0), None]);
+    assert_eq!(remaining(&limiter), [Some(0), None, Some(1)]);
     assert_eq!(
         admitted(&limiter, &Call::new("crm").field("tenant", "acme"), 5),
         2
     );
+    for _ in 0..3 {
+        let decision = pollster::block_on(limiter.acquire(&Call::new("mail")));
+        assert!(decision.is_admitted());
+    }
     limiter
         .pause("search", Duration::from_secs(60), None)
         .expect("a limit");
     until("what it tells", || {
         let seen = Inspection::open(&url("watcher", "myapp")).expect("a watcher may look");
-        seen.processes().len() == 2 && seen.limits()[0].paused.is_some()
+        seen.processes().len() == 3 && seen.limits()[0].paused.is_some()
     });
     let seen = Inspection::open(&url("watcher", "myapp")).expect("a watcher may look");
     assert_eq!(seen.buckets().expect("an answer").len(), 1);
