@@ -206,7 +206,7 @@ where
     let asked = asked.load(Ordering::Relaxed) as f64;
     (
         asked / time,
-        (self::cpu() - cpu).as_secs_f64() * 1e6 / asked,
+        self::cpu().saturating_sub(cpu).as_secs_f64() * 1e6 / asked,
     )
 }
 

@@ -141,7 +141,11 @@ impl Link {
         match run.state.failure() {
             Some(failure) => pending.finish(Err(failure)),
             // Where the thread is gone, dropping it answers.
-            None => drop(run.queue.upgrade().map(|queue| queue.send(pending))),
+            None => {
+                if let Some(queue) = run.queue.upgrade() {
+                    drop(queue.send(pending));
+                }
+            }
         }
     }
 
