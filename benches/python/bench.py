@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grants
+import redis_store
 from agent_framework import FunctionMiddleware
 from grants import Wait
 from hammer import BURST, IN_A_ROW, RATE, SECONDS, TASKS, THREADS, Tally, hammer_apart
@@ -70,6 +71,8 @@ async def main() -> None:
         with TemporaryDirectory(dir="/dev/shm") as folder:
             await print_store(f"shm:{folder}/calls")
             await print_neighbours(f"shm:{folder}/neighbours")
+    with redis_store.serving() as url:
+        await print_redis(url)
     await print_middleware()
     await print_peers()
     print_waiting()
@@ -229,6 +232,40 @@ def limiter_of(store: str) -> Limiter:
 def drained_of(store: str) -> Limiter:
     """A limiter of a store that rejects every tool."""
     return drained(store=store)
+
+
+async def print_redis(url: str | None) -> None:
+    """What tasks that ask one server get decided, beside other clients of it."""
+    if url is None:
+        print("\nNo redis-server on the PATH: its tables are left out.")
+        return
+    taken = await redis_store.measure(url)
+    for callers, rounds in taken.items():
+        wall = {name: redis_store.walls(each) for name, each in rounds.items()}
+        cpu = {name: redis_store.cpus(each) for name, each in rounds.items()}
+        ours = wall[redis_store.OURS]
+        rows = [
+            [
+                asker.name,
+                f"{1e9 / median(wall[asker.name]):,.0f}",
+                micro(cpu[asker.name]),
+                f"{ratio(wall[asker.name], ours):.2f}",
+            ]
+            for asker in redis_store.ASKERS
+        ]
+        print_table(
+            f"A quota in Redis: tasks of one event loop: {callers}",
+            ["", "decisions a second", "CPU µs", "time, x callgate"],
+            rows,
+        )
+        three = ratio(wall[redis_store.THREE], ours)
+        print(f"\nThree limits {three:.2f} x one: {target(three, 1.8)}.")
+        for name, least in redis_store.LEAST.get(callers, {}).items():
+            figure = ratio(wall[name], ours)
+            print(f"{name} {figure:.2f} x callgate: {target_at_least(figure, least)}.")
+    print()
+    for asker in redis_store.ASKERS:
+        print(f"- {asker.name}: {asker.how}, {asker.package} {version(asker.package)}.")
 
 
 async def print_middleware() -> None:
@@ -431,6 +468,11 @@ def target(figure: float, most: float | None) -> str:
     if most is None:
         return ""
     return f"<= {most:g}: {'ok' if figure <= most else 'MISSED'}"
+
+
+def target_at_least(figure: float, least: float) -> str:
+    """The same where more is better."""
+    return f">= {least:g}: {'ok' if figure >= least else 'MISSED'}"
 
 
 def wrong_if(wrong: bool, text: str) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "Home",
     "LimitSnapshot",
     "Limiter",
+    "Look",
     "StoreCounts",
     "ToolRateLimit",
     "Trace",
@@ -583,6 +584,10 @@ class Limiter:
         max_wait: float | None,
         fields: Mapping[str, str | int | None],
     ) -> Decision | Turn: ...
+    def _look(self) -> Look | None: ...
+    def _snapshot(self, look: Look | None) -> dict[str, LimitSnapshot]: ...
+    @property
+    def _is_remote(self) -> bool: ...
     @staticmethod
     def _check(
         tool: str,
@@ -590,6 +595,13 @@ class Limiter:
         max_wait: float | None,
         fields: Mapping[str, str | int | None],
     ) -> None: ...
+
+@final
+class Look:
+    """A look into a store, which has to answer."""
+
+    def asks_at(self) -> int | None:
+        """The file descriptor to read from until the store has answered; None once it has."""
 
 @final
 class Trace:

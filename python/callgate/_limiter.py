@@ -23,7 +23,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar
 
 from callgate import _callgate
-from callgate._callgate import Decision, Home, Turn
+from callgate._callgate import Decision, Home, LimitSnapshot, Turn
 from callgate._errors import ConfigError, RateLimitExceeded, StoreError
 
 if TYPE_CHECKING:
@@ -94,6 +94,16 @@ class Limiter(_callgate.Limiter):
 
     __module__ = "callgate"
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+        # As the extension has it.
+        __signature__ = inspect.signature(_callgate.Limiter)
+
+        def __new__(cls, *args, **kwargs):
+            limiter = super().__new__(cls, *args, **kwargs)
+            if cls is Limiter and limiter._is_remote:
+                limiter.__class__ = RemoteLimiter
+            return limiter
 
     async def acquire(
         self,
@@ -263,6 +273,32 @@ class Limiter(_callgate.Limiter):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class RemoteLimiter(Limiter):
+    """One whose store is asked over a network, which threads wait for in Python.
+
+    A thread that Python ends as it exits must have no frame of the extension's on its stack: that would take
+    the process along.
+    """
+
+    __module__ = "callgate"
+    __qualname__ = "Limiter"
+    __slots__ = ()
+
+    def try_acquire(
+        self, tool: str, *, cost: SupportsIndex | EllipsisType = ..., **fields: str | int | None
+    ) -> Decision:
+        """As the extension's."""
+        begun = self._begin(tool, cost, 0.0, fields)
+        return wait_in_thread(begun, "try_acquire") if isinstance(begun, Turn) else begun
+
+    def snapshot(self) -> dict[str, LimitSnapshot]:
+        """As the extension's."""
+        look = self._look()
+        while look is not None and (descriptor := look.asks_at()) is not None:
+            os.read(descriptor, 64)
+        return self._snapshot(look)
 
 
 def _admitted(decision: Decision) -> Decision:

@@ -28,7 +28,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 STUB = ast.parse((PACKAGE / "_callgate.pyi").read_text())
 STUB_CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
 PUBLIC = [name for name in STUB_CLASSES if name in callgate.__all__]
-INTERNAL = {"Home", "TracedCall", "Turn"}
+INTERNAL = {"Home", "Look", "TracedCall", "Turn"}
 """What the package itself waits with, and traces."""
 
 

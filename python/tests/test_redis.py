@@ -726,6 +726,11 @@ def test_python_ends_at_once_and_silently_whatever_is_asked(server: Server, how:
     assert time.monotonic() - begin < 50
 
 
+def test_python_ends_silently_while_threads_are_being_answered(server: Server) -> None:
+    for _ in range(10):
+        assert run_program(PROGRAMS / "redis_exit.py", server.url(), "busy") == "asked\n"
+
+
 def test_close_answers_what_was_asked_and_raises_from_then_on(server: Server) -> None:
     limiter = Limiter({"search": hourly(9, max_wait=60), "slow": hourly(1)}, store=server.url())
     assert limiter.try_acquire("search")

@@ -191,7 +191,9 @@ fn the_json_has_every_count_and_level() {
     );
     assert_data_eq!(
         shared.same(&store["processes"][1].to_string()),
-        str![[r#"{"admitted":2,"burst":20,"host":null,"limit":"crm","pid":[pid],"rate":"10/day","rejected":0,"told":null,"waiting":0}"#]]
+        str![[
+            r#"{"admitted":2,"burst":20,"host":null,"limit":"crm","pid":[pid],"rate":"10/day","rejected":0,"told":null,"waiting":0}"#
+        ]]
     );
     let buckets = store["buckets"].as_array().expect("buckets");
     let crm = buckets

@@ -40,7 +40,7 @@ mod _callgate {
     #[pymodule_export]
     use crate::limit::{ToolRateLimit, restore_limit};
     #[pymodule_export]
-    use crate::limiter::{LimitSnapshot, Limiter};
+    use crate::limiter::{LimitSnapshot, Limiter, Look};
     #[pymodule_export]
     use crate::logging::flush_log;
     #[pymodule_export]

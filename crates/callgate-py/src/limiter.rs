@@ -2,15 +2,14 @@
 
 use std::mem;
 use std::num::NonZeroU64;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use callgate::{
-    Call, Decision as Core, HighWater, Level, LimiterBuilder, Reading, Reason, Rejection,
-};
+use callgate::{Call, Decision as Core, HighWater, LimiterBuilder, Reading, Reason, Rejection};
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
@@ -20,6 +19,7 @@ use pyo3::types::{
     PyBool, PyDict, PyEllipsis, PyInt, PyList, PyMapping, PyString, PyTuple, PyType,
 };
 
+use crate::bell::Bell;
 use crate::counts::Counts;
 use crate::decision::Decision;
 use crate::limit::{ToolRateLimit, policy, time, wait, whole};
@@ -27,7 +27,7 @@ use crate::logging::say_kept;
 use crate::seconds::{nanos, seconds, seconds_until};
 use crate::store::{Metered, StoreCounts};
 use crate::trace::TracedCall;
-use crate::turn::{CallParts, Turn};
+use crate::turn::{CallParts, Turn, lock};
 use crate::{Argument, config_error, of_kind, refusal, store_error};
 
 /// What `callgate.Limiter` is made of: everything but waiting.
@@ -397,19 +397,27 @@ impl Limiter {
     /// Raises:
     ///     `StoreError`: If the limiter is closed.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.check_open(py)?;
-        let snapshots = PyDict::new(py);
-        for level in self.levels(py)? {
-            let limit = level.limit;
-            let snapshot = LimitSnapshot {
-                limit: Py::new(py, ToolRateLimit { limit })?,
-                remaining: level.remaining,
-                buckets: level.buckets,
-                paused: level.paused.map(seconds),
-            };
-            snapshots.set_item(level.name, snapshot)?;
-        }
-        Ok(snapshots)
+        let mut look = self.begin_look(py, None)?;
+        py.detach(|| look.as_mut().map_or((), callgate::Look::wait));
+        self.levels_of(py, look)
+    }
+
+    /// Asks a Redis store what its buckets hold, for `_snapshot`; None where there is nothing to ask.
+    fn _look(&self, py: Python<'_>) -> PyResult<Option<Look>> {
+        let bell = Bell::of_thread()?;
+        let look = self.begin_look(py, Some(bell.waker(&Arc::default())))?;
+        Ok(look.map(|look| Look::new(look, bell)))
+    }
+
+    /// Whether its store is asked over a network.
+    #[getter]
+    fn _is_remote(&self) -> bool {
+        self.is_remote()
+    }
+
+    /// The snapshot with what was told.
+    fn _snapshot<'py>(&self, py: Python<'py>, look: Option<&Look>) -> PyResult<Bound<'py, PyDict>> {
+        self.levels_of(py, look.and_then(Look::take))
     }
 
     /// What was asked of a Redis store in this process: its `StoreCounts`, or None with another store.
@@ -555,18 +563,32 @@ impl Limiter {
         Some(default)
     }
 
-    fn levels(&self, py: Python<'_>) -> PyResult<Vec<Level<'_>>> {
-        Ok(match self.now(py)? {
-            None => {
-                let snapshot = self.core.begin_snapshot();
-                if self.is_remote() {
-                    py.detach(|| snapshot.wait())
-                } else {
-                    snapshot.wait()
-                }
-            }
+    fn begin_look(&self, py: Python<'_>, waker: Option<Waker>) -> PyResult<Option<callgate::Look>> {
+        self.check_open(py)?;
+        Ok(self.core.look(waker))
+    }
+
+    fn levels_of<'py>(
+        &self,
+        py: Python<'py>,
+        look: Option<callgate::Look>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let levels = match self.now(py)? {
+            None => self.core.snapshot_of(look),
             Some(now) => self.core.snapshot_at(now.elapsed()),
-        })
+        };
+        let snapshots = PyDict::new(py);
+        for level in levels {
+            let limit = level.limit;
+            let snapshot = LimitSnapshot {
+                limit: Py::new(py, ToolRateLimit { limit })?,
+                remaining: level.remaining,
+                buckets: level.buckets,
+                paused: level.paused.map(seconds),
+            };
+            snapshots.set_item(level.name, snapshot)?;
+        }
+        Ok(snapshots)
     }
 
     /// What time an injected clock makes it.
@@ -737,7 +759,47 @@ impl Asked<'_> {
     }
 }
 
+/// A look into a store, which has to answer: Python waits for that by itself.
+#[pyclass(frozen, module = "callgate._callgate")]
+pub(crate) struct Look {
+    core: Mutex<Option<callgate::Look>>,
+    bell: Arc<Bell>,
+}
+
+#[pymethods]
+impl Look {
+    /// The file descriptor to read from until the store has answered; None once it has.
+    fn asks_at(&self) -> Option<RawFd> {
+        self.bell.hush();
+        let mut core = lock(&self.core);
+        let is_told = core.as_mut().is_none_or(callgate::Look::is_told);
+        (!is_told).then(|| self.bell.descriptor())
+    }
+}
+
+impl Look {
+    fn new(core: callgate::Look, bell: Arc<Bell>) -> Self {
+        Self {
+            core: Mutex::new(Some(core)),
+            bell,
+        }
+    }
+
+    fn take(&self) -> Option<callgate::Look> {
+        lock(&self.core).take()
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        Arc::clone(&self.bell).give_back();
+    }
+}
+
 /// Decides on a call at once by a store that is to be asked: waits for its answer, in this thread.
+///
+/// For classes of others: a thread that Python ends in there takes the process along, for Rust's frames on its
+/// stack.
 fn ask_store<'py>(
     limiter: &Bound<'py, Limiter>,
     tool: &Bound<'py, PyString>,

@@ -48,7 +48,7 @@ pub use decision::{Call, Decision, InFlight, Level, Permit, Reason, Rejection};
 pub use error::ConfigError;
 pub use forking::{BeforeFork, before_fork};
 pub use limit::{Limit, MAX_BURST, MAX_WAIT, OnStoreError};
-pub use limiter::{Limiter, LimiterBuilder, Snapshot, Tool};
+pub use limiter::{Limiter, LimiterBuilder, Look, Tool};
 pub use rate::{Count, Rate, Unit};
 pub use store::StoreCounts;
 #[cfg(all(
@@ -57,6 +57,8 @@ pub use store::StoreCounts;
 ))]
 pub use store::inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 pub use store::redis::StoreMeter;
+#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
+pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};

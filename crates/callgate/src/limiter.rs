@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -262,44 +263,45 @@ impl Limiter {
     /// as in [`try_acquire`](Self::try_acquire).
     #[must_use]
     pub fn snapshot(&self) -> Vec<Level<'_>> {
-        self.begin_snapshot().wait()
-    }
-
-    /// [`snapshot`](Self::snapshot) in two steps, for front ends that have something to let go of before they wait.
-    #[must_use]
-    pub fn begin_snapshot(&self) -> Snapshot<'_> {
-        self.levels(self.clock.now())
+        self.snapshot_of(self.look(None))
     }
 
     /// [`snapshot`](Self::snapshot) at a time of the caller's, as in [`try_acquire_at`](Self::try_acquire_at).
     #[must_use]
     pub fn snapshot_at(&self, elapsed: Duration) -> Vec<Level<'_>> {
-        self.levels(nanos(elapsed)).wait()
+        self.levels(nanos(elapsed), self.look(None))
     }
 
-    fn levels(&self, now: u64) -> Snapshot<'_> {
+    /// Asks a store over a network what its buckets hold, where there is one, for a
+    /// [snapshot](Self::snapshot_of): for front ends that wait in their own way. The answer wakes, on the store's
+    /// thread.
+    #[must_use]
+    pub fn look(&self, waker: Option<Waker>) -> Option<Look> {
+        let store = self.store.redis()?;
+        let rules = self.current.get();
+        let limits = rules.limits().iter().filter(|limited| !limited.is_split());
+        let buckets = limits.filter_map(|limited| limited.buckets.redis());
+        Some(Look {
+            edition: rules.edition,
+            told: store.peek(buckets.map(|buckets| &**buckets), waker)?,
+        })
+    }
+
+    /// [`snapshot`](Self::snapshot), with what a store was asked. Waits for the answer if it is not there.
+    #[must_use]
+    pub fn snapshot_of(&self, look: Option<Look>) -> Vec<Level<'_>> {
+        self.levels(self.clock.now(), look)
+    }
+
+    fn levels(&self, now: u64, look: Option<Look>) -> Vec<Level<'_>> {
         loop {
             let rules = self.current.get();
             let limits = rules.limits().iter();
             let levels = limits.map(|limited| self.level(limited, now)).collect();
             match levels {
-                Ok(levels) => return self.ask_store(&rules, levels),
+                Ok(levels) => return told_by_store(&rules, levels, look),
                 Err(Moved) => self.current.wait(),
             }
-        }
-    }
-
-    /// Levels that this process knows, for a store to put right.
-    fn ask_store<'a>(&self, rules: &Rules, levels: Vec<Level<'a>>) -> Snapshot<'a> {
-        let limits = rules.limits().iter().enumerate();
-        let asked = limits.filter(|(_, limited)| !limited.is_split());
-        let asked = asked.filter_map(|(place, limited)| Some((place, &**limited.buckets.redis()?)));
-        let (asked, buckets): (Vec<_>, Vec<_>) = asked.unzip();
-        let store = self.store.redis();
-        Snapshot {
-            levels,
-            asked,
-            told: store.and_then(|store| store.peek(buckets.into_iter())),
         }
     }
 
@@ -616,31 +618,49 @@ impl Limiter {
     }
 }
 
-/// A snapshot that a store may have been asked for: see [`Limiter::begin_snapshot`].
+/// What a store over a network was asked about its buckets: see [`Limiter::look`].
 #[derive(Debug)]
-pub struct Snapshot<'a> {
-    /// As this process knows them.
-    levels: Vec<Level<'a>>,
-    /// The places of those that the store was asked for.
-    asked: Vec<usize>,
-    told: Option<Peeking>,
+pub struct Look {
+    /// Of the rules by which it was asked.
+    edition: u64,
+    told: Peeking,
 }
 
-impl<'a> Snapshot<'a> {
-    /// The levels. Waits for a store that was asked, up to its deadline.
-    #[must_use]
-    pub fn wait(mut self) -> Vec<Level<'a>> {
-        let mut told = self.told.and_then(Peeking::wait).into_iter().flatten();
-        for place in self.asked {
-            let level = &mut self.levels[place];
-            let found = told.next();
-            level.remaining = found.as_ref().map(|found| found.tokens);
-            if let Some(found) = found {
-                level.paused = Some(found.paused).filter(|paused| !paused.is_zero());
-            }
-        }
-        self.levels
+impl Look {
+    /// Whether the answer is there, or there is none.
+    pub fn is_told(&mut self) -> bool {
+        self.told.is_told()
     }
+
+    /// Waits for the answer.
+    pub fn wait(&mut self) {
+        self.told.wait();
+    }
+}
+
+/// Levels that this process knows, put right by what a store was asked.
+fn told_by_store<'a>(
+    rules: &Rules,
+    mut levels: Vec<Level<'a>>,
+    look: Option<Look>,
+) -> Vec<Level<'a>> {
+    let Some(mut look) = look else {
+        return levels;
+    };
+    look.wait();
+    // Others than were asked for, after a reload.
+    let told = Some(look.told).filter(|_| look.edition == rules.edition);
+    let told = told.and_then(Peeking::found);
+    let mut told = told.into_iter().flatten();
+    let limits = rules.limits().iter().zip(&mut levels);
+    for (_, level) in limits.filter(|(limited, _)| !limited.is_split()) {
+        let found = told.next();
+        level.remaining = found.as_ref().map(|found| found.tokens);
+        if let Some(found) = found {
+            level.paused = Some(found.paused).filter(|paused| !paused.is_zero());
+        }
+    }
+    levels
 }
 
 /// What a draw from one bucket came to: the state after it, or the one that refused it.

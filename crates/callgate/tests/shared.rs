@@ -395,6 +395,24 @@ fn a_store_of_another_boot_is_replaced_once_however_many_come() {
 }
 
 #[test]
+fn a_folder_is_no_place_for_a_store() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let inner = folder.path().join("inner");
+    fs::create_dir(&inner).expect("a folder");
+    let built = Limiter::builder()
+        .limit("search", Limit::per_second(1))
+        .store(format!("shm:{}", inner.display()))
+        .build();
+    let refused = built.expect_err("a folder").to_string();
+    let said = format!(
+        "such as '{}/callgate', got a folder itself",
+        inner.display()
+    );
+    assert!(refused.contains(&said), "{refused}");
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+}
+
+#[test]
 fn a_file_that_is_not_right_is_refused_by_name() {
     type Spoil = fn(&Place);
     let cases: [(Spoil, &str); 11] = [

@@ -1,4 +1,4 @@
-"""Ends while its store, which does not answer, is being asked in one way or another."""
+"""Ends while its store, which may not answer, is being asked in one way or another."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def ask() -> None:
     LIMITER.try_acquire("search")
 
 
+def keep_asking() -> None:
+    """Asks in a thread, in all ways, again and again."""
+    ASKED.wait()
+    while True:
+        LIMITER.try_acquire("search")
+        LIMITER.snapshot()
+        LIMITER.acquire_sync("search", max_wait=0.01)
+
+
 def start(work: Callable[[], object]) -> None:
     """Starts daemon threads that ask."""
     for _ in range(3):
@@ -49,6 +58,8 @@ elif HOW == "threads":
     start(ask)
 elif HOW == "loops":
     start(lambda: asyncio.run(forever()))
+elif HOW == "busy":
+    start(keep_asking)
 elif HOW == "line":
     start(lambda: (ASKED.wait(), LIMITER.acquire_sync("search")))
 else:

@@ -73,7 +73,11 @@ impl Store {
         match *self {}
     }
 
-    pub(crate) fn peek<'b>(&self, _: impl Iterator<Item = &'b Buckets>) -> Option<Peeking> {
+    pub(crate) fn peek<'b>(
+        &self,
+        _: impl Iterator<Item = &'b Buckets>,
+        _: Option<Waker>,
+    ) -> Option<Peeking> {
         match *self {}
     }
 
@@ -162,7 +166,15 @@ impl Asking {
 pub(crate) struct Peeking(Infallible);
 
 impl Peeking {
-    pub(crate) fn wait(self) -> Option<Vec<Found>> {
+    pub(crate) fn is_told(&mut self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn wait(&mut self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn found(self) -> Option<Vec<Found>> {
         match self.0 {}
     }
 }

@@ -153,7 +153,11 @@ impl Store {
     }
 
     /// Asks what these buckets hold, which changes nothing; none where nothing is to be asked.
-    pub(crate) fn peek<'b>(&self, buckets: impl Iterator<Item = &'b Buckets>) -> Option<Peeking> {
+    pub(crate) fn peek<'b>(
+        &self,
+        buckets: impl Iterator<Item = &'b Buckets>,
+        waker: Option<Waker>,
+    ) -> Option<Peeking> {
         let asks = buckets.map(|buckets| buckets.ask(std::iter::empty(), None, 0));
         let asks: SmallVec<_> = asks.collect::<Option<_>>()?;
         if asks.is_empty() {
@@ -163,9 +167,12 @@ impl Store {
         self.link.ask(Request::Peek(asks), move |result| {
             // Nobody may wait for it any more.
             let _ = answer.send(result);
-            None
+            waker
         });
-        Some(Peeking(answered))
+        Some(Peeking {
+            answered,
+            told: None,
+        })
     }
 
     /// Lets nobody draw for so long; of the default limit only from the buckets of a tool.
@@ -400,13 +407,28 @@ impl Drop for Asking {
 
 /// Buckets that the store is asked about.
 #[derive(Debug)]
-pub(crate) struct Peeking(Receiver<Result<Answer, Failure>>);
+pub(crate) struct Peeking {
+    answered: Receiver<Result<Answer, Failure>>,
+    told: Option<Result<Answer, Failure>>,
+}
 
 impl Peeking {
-    /// Waits for what they hold.
-    pub(crate) fn wait(self) -> Option<SmallVec<[Found; 2]>> {
-        let answer = self.0.recv().ok()?.ok()?;
-        Some(answer.limits)
+    pub(crate) fn is_told(&mut self) -> bool {
+        if self.told.is_none() {
+            self.told = self.answered.try_recv().ok();
+        }
+        self.told.is_some()
+    }
+
+    pub(crate) fn wait(&mut self) {
+        if !self.is_told() {
+            self.told = self.answered.recv().ok();
+        }
+    }
+
+    /// What they hold, if the store has told.
+    pub(crate) fn found(self) -> Option<SmallVec<[Found; 2]>> {
+        self.told?.ok().map(|answer| answer.limits)
     }
 }
 

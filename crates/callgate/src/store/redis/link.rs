@@ -454,18 +454,18 @@ impl Driver {
                 () = connection.end(), if flights.is_empty() => {
                     return if was_answered { End::Dropped } else { End::Unused };
                 }
-                count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
-                    // What was asked before is answered, or late.
-                    while flights.join_next().await.is_some() {}
-                    return End::Unused;
-                },
                 _ = ticks.tick() => if let Some(word) = self.word.next() {
                     let mut commands = connection.commands.clone();
                     let time = self.address.timeout;
                     // Whether it comes there does not matter, and nobody waits for it.
-                    tokio::spawn(async move {
+                    tokio::spawn(unforked(async move {
                         let _ = timeout(time, commands.send_packed_command(&word)).await;
-                    });
+                    }));
+                },
+                count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
+                    // What was asked before is answered, or late.
+                    while flights.join_next().await.is_some() {}
+                    return End::Unused;
                 },
             }
         }

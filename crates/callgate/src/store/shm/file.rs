@@ -264,8 +264,9 @@ impl File {
         };
         let given = url.path.with_extension("");
         if given.is_dir() {
-            let found = format!("'{}', a folder", given.display().to_string().escape_debug());
-            return Err(Refused::new("a file's path", found));
+            let inside = given.join("callgate");
+            let allowed = format!("a path in a folder, such as '{}'", inside.display());
+            return Err(Refused::new(allowed, "a folder itself"));
         }
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;

@@ -51,6 +51,12 @@ fn r29_a_cluster_decides_every_call_on_the_node_of_the_prefix() {
             admitted += u32::from(answer.expect("an answer").is_admitted);
         }
         assert_eq!(admitted, 250);
+        // Who looks is sent on too.
+        for node in &nodes {
+            let url = format!("{}?prefix={prefix}&timeout=20s", node.url());
+            let seen = Look::open(&url).expect("a store");
+            assert_eq!((seen.used(), seen.is_whole()), (5, true));
+        }
         for link in links {
             assert_eq!(link.counts().failed, 0);
         }
@@ -106,6 +112,8 @@ fn a_sentinel_tells_where_the_server_is() {
     );
     let key = keys.bucket("tool", []);
     assert_eq!(server.text(&format!("EXISTS {key}")), "1");
+    let seen = Look::open(&url("main")).expect("a store");
+    assert_eq!(seen.used(), 1);
     let link = Link::new(Address::parse(&url("other")).expect("a URL"));
     let failure = link.ask_blocking(token).expect_err("unknown").to_string();
     assert!(failure.contains("knows no service 'other'"), "{failure}");

@@ -584,7 +584,7 @@ fn a_link_that_is_closed_answers_who_waits_or_is_late_and_ends_its_thread() {
         failures.len() == 10
             && failures
                 .iter()
-                .all(|failure| matches!(failure, Failure::Late))
+                .all(|failure| matches!(failure, Failure::Late | Failure::Down { .. }))
     );
     was_closed
         .recv_timeout(Duration::from_secs(30))

@@ -1,7 +1,8 @@
 //! A `redis-server` of a test's own.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -42,8 +43,12 @@ impl Server {
 
     fn run_in(folder: PathBuf, arguments: &[&str]) -> Self {
         let arguments: Vec<_> = arguments.iter().map(ToString::to_string).collect();
-        let port = free_port();
-        let process = run(port, &folder, &arguments);
+        // Others may take the port before the server does.
+        let started = (0..10).find_map(|_| {
+            let port = free_port();
+            Some((port, run(port, &folder, &arguments)?))
+        });
+        let (port, process) = started.expect("redis-server starts");
         Self {
             process,
             port,
@@ -89,7 +94,8 @@ impl Server {
 
     /// Starts it where it was.
     pub(super) fn restart(&mut self) {
-        self.process = run(self.port, &self.folder, &self.arguments);
+        let process = run(self.port, &self.folder, &self.arguments);
+        self.process = process.expect("its port is still free");
     }
 
     pub(super) fn url(&self) -> String {
@@ -134,8 +140,9 @@ pub(super) fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-fn run(port: u16, folder: &PathBuf, arguments: &[String]) -> Child {
-    let process = Command::new("redis-server")
+/// A server that listens, unless it ended at once.
+fn run(port: u16, folder: &Path, arguments: &[String]) -> Option<Child> {
+    let mut process = Command::new("redis-server")
         // A file comes before options.
         .args(arguments)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
@@ -145,9 +152,13 @@ fn run(port: u16, folder: &PathBuf, arguments: &[String]) -> Child {
         .spawn()
         .expect("these tests need redis-server on the PATH (Debian: apt install redis-server)");
     let started = Instant::now();
-    while std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+    // Nobody else listens at its socket.
+    while UnixStream::connect(folder.join("socket")).is_err() {
+        if process.try_wait().expect("a process").is_some() {
+            return None;
+        }
         assert!(started.elapsed() < PATIENCE, "redis-server does not listen");
         thread::sleep(Duration::from_millis(5));
     }
-    process
+    Some(process)
 }
