@@ -57,8 +57,6 @@ pub use store::StoreCounts;
 ))]
 pub use store::inspect::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 pub use store::redis::StoreMeter;
-#[cfg(all(feature = "shm", target_os = "linux", not(loom)))]
-pub use store::shm::{Inspection, SharedBucket, SharedLimit, SharedProcess};
 #[cfg(feature = "trace")]
 pub use trace::{Trace, TraceOptions, Traced};
 pub use waiting::{Home, after_fork};
