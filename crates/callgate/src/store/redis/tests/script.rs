@@ -228,7 +228,8 @@ fn levels_that_are_looked_at_are_those_of_a_peek() {
         .collect();
     for step in 0..400_u64 {
         let ask = &asks[usize::try_from(step * 7 % 11).expect("small") % asks.len()];
-        store.now += [0, 1, 142_857, 333_334, SECOND, 3_600 * SECOND][step as usize * 5 % 13 % 6];
+        let later = [0, 1, 142_857, 333_334, SECOND, 3_600 * SECOND];
+        store.now += later[usize::try_from(step * 5 % 13 % 6).expect("small")];
         if step % 40 == 39 {
             store.now -= 1_800 * SECOND;
         }
