@@ -1,7 +1,8 @@
 """Four processes, as on four hosts, with one quota in Redis; and what becomes of calls while it is down.
 
-The search service takes 20 calls at once, and 60 more an hour. Each process asks for 10 calls from an event loop, first while
-the server is there, and then when it has been stopped: by a bucket of each process's own, or not at all.
+The search service takes 20 calls at once, and 60 more an hour. Each process asks for 10 calls from an event loop,
+first while the server is there, and then when it has been stopped: a bucket of the process's own decides, or nothing
+may run.
 
 Runs offline, and needs a redis-server on the PATH: python examples/redis/outage.py
 """
