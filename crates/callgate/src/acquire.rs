@@ -911,7 +911,12 @@ impl Counter<'_, '_, '_> {
         let in_time = |wait| wait <= (max_wait + grace).saturating_sub(waited);
         let told = match (obstacle.wait.map(nanos), obstacle.why) {
             (Some(wait), _) if in_time(wait) => wait,
-            (None, Why::Running) if left > 0 && in_time(nanos(obstacle.refill)) => left,
+            // Nobody knows when those who are in the way are done: maybe soon.
+            (None, Why::Running) | (Some(_), Why::Others)
+                if left > 0 && in_time(nanos(obstacle.refill)) =>
+            {
+                left
+            }
             _ => {
                 self.leave(turn, false);
                 return false;
