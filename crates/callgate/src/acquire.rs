@@ -267,10 +267,8 @@ impl Limiter {
                 Decision::Rejected(rejection),
             )));
         }
-        let mut waits = false;
         if let Some((turn, _)) = &mut turn {
             turn.come(self, asked);
-            waits = turn.may_wait(limits);
         }
         // Who does not wait comes after all who do.
         let came = turn.as_ref().map_or((u64::MAX, None), |(turn, _)| {
@@ -304,13 +302,13 @@ impl Limiter {
                     running: counter.start(),
                     edition: rules.edition,
                 };
+                let waits = turn.as_ref().is_some_and(|turn| turn.0.waits_at(limits));
                 if let Some((turn, waker)) = turn {
                     counter.keep_place(turn, waker, store.timeout());
                 }
                 counter.settle();
-                let mut question = self.question(asked);
-                question.waits = waits;
-                return Ok(Step::Asks(store, Box::new(question), held));
+                let question = Box::new(self.question(asked, waits));
+                return Ok(Step::Asks(store, question, held));
             }
             (None, verdict, _) => match counter.settled(verdict)? {
                 Ok(fill) => {
@@ -369,9 +367,9 @@ impl Limiter {
         })
     }
 
-    /// What a call asks of its limits in the store.
-    fn question(&self, asked: Asked<'_, '_>) -> redis::Question {
-        let mut question = redis::Question::default();
+    /// What a call asks of its limits in the store, which may come again if they refuse.
+    fn question(&self, asked: Asked<'_, '_>, waits: bool) -> redis::Question {
+        let mut question = redis::Question::of(waits);
         let Asked { limits, call, .. } = asked;
         for limited in limits {
             let Some(buckets) = limited.buckets.redis() else {
@@ -648,8 +646,8 @@ impl Turn {
         self.place.take_if(|place| !is_here(place));
     }
 
-    /// Whether each of these limits would let it wait.
-    fn may_wait(&self, limits: &[Arc<Limited>]) -> bool {
+    /// Whether it waits for these limits if they refuse.
+    fn waits_at(&self, limits: &[Arc<Limited>]) -> bool {
         let mut bounds = limits.iter().map(|limited| limited.limit.longest_wait());
         !bounds.any(|bound| self.max_wait.unwrap_or(bound).is_zero())
     }
@@ -913,7 +911,12 @@ impl Counter<'_, '_, '_> {
         let in_time = |wait| wait <= (max_wait + grace).saturating_sub(waited);
         let told = match (obstacle.wait.map(nanos), obstacle.why) {
             (Some(wait), _) if in_time(wait) => wait,
-            (None, Why::Running) if left > 0 && in_time(nanos(obstacle.refill)) => left,
+            // Nobody knows when those who are in the way are done: maybe soon.
+            (None, Why::Running) | (Some(_), Why::Others)
+                if left > 0 && in_time(nanos(obstacle.refill)) =>
+            {
+                left
+            }
             _ => {
                 self.leave(turn, false);
                 return false;

@@ -30,8 +30,8 @@ fn tick() -> Duration {
 
 /// A time, rounded up to a whole tick.
 fn in_ticks(time: Duration) -> Duration {
-    let (time, tick) = (time.as_nanos(), tick().as_nanos());
-    Duration::from_nanos_u128(time.next_multiple_of(tick))
+    let nanos = time.as_nanos().next_multiple_of(tick().as_nanos());
+    Duration::from_nanos(u64::try_from(nanos).expect("in range"))
 }
 
 /// So many times: fewer over a network.

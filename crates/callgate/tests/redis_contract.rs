@@ -36,6 +36,7 @@ const APART: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(86_400);
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are a few at a time")]
 enum Step {
     /// A call, so many microseconds after the one before.
     Call(u64, Request),
@@ -174,7 +175,8 @@ fn refusal(decision: Decision<'_>) -> Option<Rejection<'_>> {
 
 /// A time, rounded up to microseconds.
 fn in_micros(time: Duration) -> Duration {
-    Duration::from_nanos_u128(time.as_nanos().next_multiple_of(1_000))
+    let nanos = time.as_nanos().next_multiple_of(1_000);
+    Duration::from_nanos(u64::try_from(nanos).expect("in range"))
 }
 
 #[test]

@@ -131,11 +131,13 @@ impl Buckets {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Question {
-    pub(crate) waits: bool,
-}
+pub(crate) struct Question(());
 
 impl Question {
+    pub(crate) fn of(_: bool) -> Self {
+        Self(())
+    }
+
     #[expect(clippy::unused_self, reason = "the store itself uses it")]
     pub(crate) fn add<'a>(
         &mut self,

@@ -242,7 +242,7 @@ impl Keys {
         let rest = key.strip_prefix(&self.all())?;
         let (kind, hashes) = rest.split_once(':').unwrap_or((rest, ""));
         let length = match kind {
-            "bucket" => 16 + 1 + 32,
+            "bucket" | "crowd" => 16 + 1 + 32,
             "pause" | "process" => 32,
             "proof" => 0,
             _ => return None,

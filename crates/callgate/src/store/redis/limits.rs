@@ -304,7 +304,7 @@ impl Buckets {
 #[derive(Debug, Default)]
 pub(crate) struct Question {
     /// Whether the call comes again if it is refused.
-    pub(crate) waits: bool,
+    waits: bool,
     asks: SmallVec<[Ask; 2]>,
     parts: SmallVec<[Part; 2]>,
 }
@@ -318,6 +318,14 @@ struct Part {
 }
 
 impl Question {
+    /// Of no limits yet.
+    pub(crate) fn of(waits: bool) -> Self {
+        Self {
+            waits,
+            ..Self::default()
+        }
+    }
+
     /// Adds a limit: by a call's fields that split it, the tool by which it pauses, and both of them as this
     /// process has them.
     pub(crate) fn add<'a>(

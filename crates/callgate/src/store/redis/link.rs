@@ -143,7 +143,7 @@ impl Link {
             // Where the thread is gone, dropping it answers.
             None => {
                 if let Some(queue) = run.queue.upgrade() {
-                    let _ = queue.send(pending);
+                    drop(queue.send(pending));
                 }
             }
         }

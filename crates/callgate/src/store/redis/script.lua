@@ -26,7 +26,7 @@
 --   pause, prove: 'OK'.
 --   An error that begins with CALLGATE is about the key that it names, or about the clock.
 --
--- A refused call writes nothing, but for a bucket that was carried, or that is beyond empty because the
+-- A refused call writes nothing, but for a crowd, and a bucket that was carried, or that is beyond empty because the
 -- clock was set back: that one is kept as it was read. A peek never writes.
 --
 -- 'wait' is a 'take' by one who comes again. Who waits knows when the next token comes, and so do all others: of a

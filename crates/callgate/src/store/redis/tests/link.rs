@@ -626,20 +626,20 @@ fn those_who_hear_of_a_batch_are_woken_when_all_its_answers_are_there() {
     let server = Server::start();
     let link = patient(&server);
     assert!(is_admitted(&link, 1_000));
-    let (told, wakes) = mpsc::channel();
+    let (sender, counts) = mpsc::channel();
     let answers = Arc::new(AtomicUsize::new(0));
-    let listener = Waker::from(Arc::new(Listener(Arc::clone(&answers), Mutex::new(told))));
+    let waker = Waker::from(Arc::new(Listener(Arc::clone(&answers), Mutex::new(sender))));
     // While the server is stopped, all but the first come together.
     server.signal("STOP");
     for _ in 0..100 {
-        let (answers, listener) = (Arc::clone(&answers), listener.clone());
+        let (answers, waker) = (Arc::clone(&answers), waker.clone());
         link.ask(token(1_000), move |_| {
             answers.fetch_add(1, Ordering::SeqCst);
-            Some(listener)
+            Some(waker)
         });
     }
     server.signal("CONT");
-    let found: Vec<_> = wakes.iter().take(100).collect();
+    let found: Vec<_> = counts.iter().take(100).collect();
     let at_once = found.iter().filter(|answers| **answers == 100).count();
     assert!(at_once > 1, "{found:?}");
     assert!(found.is_sorted(), "{found:?}");

@@ -226,9 +226,10 @@ fn levels_that_are_looked_at_are_those_of_a_peek() {
         .iter()
         .map(|limit| store.one("tool", limit))
         .collect();
-    for step in 0..400 {
-        let ask = &asks[step * 7 % 11 % asks.len()];
-        store.now += [0, 1, 142_857, 333_334, SECOND, 3_600 * SECOND][step * 5 % 13 % 6];
+    for step in 0..400_u64 {
+        let ask = &asks[usize::try_from(step * 7 % 11).expect("small") % asks.len()];
+        let later = [0, 1, 142_857, 333_334, SECOND, 3_600 * SECOND];
+        store.now += later[usize::try_from(step * 5 % 13 % 6).expect("small")];
         if step % 40 == 39 {
             store.now -= 1_800 * SECOND;
         }
