@@ -99,7 +99,7 @@ class Limiter(_callgate.Limiter):
         # As the extension has it.
         __signature__ = inspect.signature(_callgate.Limiter)
 
-        def __new__(cls, *args, **kwargs):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
             limiter = super().__new__(cls, *args, **kwargs)
             if cls is Limiter and limiter._is_remote:
                 limiter.__class__ = RemoteLimiter

@@ -56,7 +56,9 @@ fn say_all(py: Python<'_>) {
     HAS_KEPT.store(false, Ordering::Relaxed);
     // Handlers may come here again.
     let lines = mem::take(&mut *kept());
-    lines.into_iter().for_each(|line| warn(py, line));
+    for line in lines {
+        warn(py, line);
+    }
 }
 
 /// The same, as Python ends.

@@ -328,14 +328,23 @@ impl Limiter {
         }
         counter.settle();
         count_alone();
-        let Obstacle { reason, wait, .. } = refused.obstacle;
-        limits[refused.place].buckets.count(false);
-        let number = limits[refused.place].number;
-        let rejection = self.rejection(number, tool, reason, wait, refused.fill);
+        let rejection = self.rejected(limits, tool, &refused);
         Ok(Step::Decided(overruled(
             rules,
             Decision::Rejected(rejection),
         )))
+    }
+
+    fn rejected(
+        &self,
+        limits: &[Arc<Limited>],
+        tool: Option<Number>,
+        refused: &Refused,
+    ) -> Rejection<'_> {
+        let Obstacle { reason, wait, .. } = refused.obstacle;
+        let limited = &limits[refused.place];
+        limited.buckets.count(false);
+        self.rejection(limited.number, tool, reason, wait, refused.fill)
     }
 
     /// Why a call is refused, if no limit lets anything else decide where the store fails.

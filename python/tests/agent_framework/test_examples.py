@@ -87,3 +87,10 @@ def test_four_workers_of_a_server_keep_to_one_quota_with_a_store_and_exceed_it_w
     assert sum(shared[0]) == shared[1] == 5
     reads = "Then the model reads: Rate limit exceeded for tool 'search'. Retry in "
     assert said.count(reads) == 2
+
+
+def test_processes_keep_to_one_quota_in_redis_and_do_as_they_are_told_while_it_is_down() -> None:
+    shared, local, deny = shown(run_program(EXAMPLES.parent / "redis" / "outage.py"))
+    assert sum(shared[0]) == shared[1] == 20
+    assert local == ([10] * 4, 40)
+    assert deny == ([0] * 4, 0)
