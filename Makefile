@@ -42,7 +42,7 @@ demo: $(VENV)/.demo $(EXTENSION) ## run the Agent Framework example, with no mod
 	@$(BIN)/python examples/agent_framework/demo.py
 
 .PHONY: test
-test: redis-server $(VENV)/.test $(EXTENSION) $(OLD_FRAMEWORKS:%=$(VENV)/af-%/.callgate) ## run every test
+test: redis-server faketime $(VENV)/.test $(EXTENSION) $(OLD_FRAMEWORKS:%=$(VENV)/af-%/.callgate) ## run every test
 	cargo test --locked --quiet --features callgate/redis
 	@if unshare --mount --time true 2>/dev/null; then \
 	    cargo test --locked --quiet --features callgate/redis --test shared -- --ignored as_root; \
@@ -140,6 +140,13 @@ redis-server:
 	@command -v redis-server >/dev/null || \
 	    { apt-get update -qq && apt-get install -qq -y --no-install-recommends redis-server >/dev/null; } || \
 	    { echo "the tests need redis-server 7 or newer on the PATH (Debian: apt install redis-server)" >&2; exit 1; }
+
+# One of them has processes whose clocks are wrong.
+.PHONY: faketime
+faketime:
+	@ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || \
+	    { apt-get update -qq && apt-get install -qq -y --no-install-recommends faketime; } >/dev/null 2>&1 || \
+	    echo "NOT RUN, as it needs faketime (Debian: apt install faketime): a test of wrong clocks"
 
 $(VENV)/lock/.uv-$(UV): $(VENV)/.made
 	$(BIN)/python -m venv --clear $(@D)
