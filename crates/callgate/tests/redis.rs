@@ -12,11 +12,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU64;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use callgate::{
     Call, Decision, Inspection, Limit, Limiter, LimiterBuilder, OnStoreError, Reason, Rejection,
+    Turn,
 };
 use server::Server;
 
@@ -601,6 +603,29 @@ async fn who_cannot_be_served_in_time_is_refused_at_once() {
     };
     assert_eq!(rejection.reason, Reason::Rate);
     assert!(rejection.retry_after > Some(Duration::from_secs(3_600)));
+}
+
+#[test]
+fn who_comes_while_the_first_asks_waits_though_the_answer_may_take_longer_than_it_may_wait() {
+    let server = Server::start();
+    let limit = Limit::per_second(20)
+        .burst(2)
+        .max_wait(Duration::from_secs(5));
+    let limiter = limiter(&url(&server), limit);
+    assert_eq!(admitted(&limiter, &CALL, 2), 2);
+    let waits = |turn: &mut Turn| {
+        let polled = limiter.poll_acquire(&CALL, turn, Waker::noop());
+        assert!(polled.is_pending());
+    };
+    let [mut first, mut next] = [Turn::default(), Turn::default()];
+    waits(&mut first);
+    // By then there are tokens for both.
+    thread::sleep(2 * first.wait() + Duration::from_millis(10));
+    server.signal("STOP");
+    waits(&mut first);
+    waits(&mut next);
+    server.signal("CONT");
+    assert_eq!((first.is_asking(), next.is_asking()), (true, false));
 }
 
 #[tokio::test]
