@@ -285,7 +285,10 @@ fn over_redis(store: &redis::Store) -> Vec<Column> {
     );
     report::head(&redis::CALLERS.map(|callers| format!("{callers} callers")));
     let many = redis::CALLERS.map(|callers| store.many(callers, PLENTY));
-    for (row, name) in [redis::PINGS, redis::AWAITED].into_iter().enumerate() {
+    for (row, name) in ["`PING`, multiplexed", redis::AWAITED]
+        .into_iter()
+        .enumerate()
+    {
         let cells = many.iter().map(|many| {
             let redis::Many { a_second, micros } = many[row];
             Some(format!("{:.0} ({:.1})", a_second.value, micros.value))

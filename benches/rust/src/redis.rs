@@ -32,8 +32,8 @@ const WHILE: Duration = Duration::from_millis(300);
 const TIMES: usize = 15;
 
 pub(crate) const PING: &str = "`PING`, blocking";
-pub(crate) const PINGS: &str = "`PING`, multiplexed, on the caller's thread";
-pub(crate) const SENT: &str = "`PING`, multiplexed, on a thread of its own";
+const PINGS: &str = "`PING`, multiplexed, on the caller's thread";
+const SENT: &str = "`PING`, multiplexed, on a thread of its own";
 pub(crate) const SCRIPT: &str = "the least such script, blocking";
 pub(crate) const TRY: &str = "**try_acquire**";
 pub(crate) const AWAITED: &str = "**acquire**";
