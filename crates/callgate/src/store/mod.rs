@@ -166,10 +166,10 @@ impl Url {
     }
 }
 
-/// A URL up to the question mark, with the login taken out.
+/// A URL up to the question mark, with the login taken out, whatever is in that.
 pub(crate) fn without_password(url: &str) -> String {
-    let front = url.split_once('?').map_or(url, |(front, _)| front);
-    let (login, rest) = front.rsplit_once('@').unwrap_or(("", front));
+    let (login, rest) = url.rsplit_once('@').unwrap_or(("", url));
+    let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
     match login.split_once("://") {
         Some((scheme, _)) => format!("{scheme}://{rest}"),
         None => rest.to_owned(),

@@ -52,11 +52,12 @@ impl Address {
     /// # Errors
     /// Says what of it is wrong and what is allowed, without the password.
     pub(crate) fn parse(url: &str) -> Result<Self, ConfigError> {
-        let (front, query) = url.split_once('?').unwrap_or((url, ""));
         let shown = without_password(url);
         let given = || format!("'{}'", shown.escape_debug());
-        let (scheme, rest) = front.split_once("://").unwrap_or(("", front));
-        let (login, place) = rest.rsplit_once('@').unwrap_or(("", rest));
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        // Before anything else: there may be a '?' in a password.
+        let (login, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (hosts, path) = place.split_once('/').unwrap_or((place, ""));
         let is_tls = scheme.starts_with("rediss");
         let mut query = Query::parse(query)?;
