@@ -762,6 +762,7 @@ impl Counter<'_, '_, '_> {
         let ahead = lines.before(draw.key(), came, now, self.wakes);
         let is_full = !has_room(&self.asked.limits[place], lines, draw.key());
         let passed_at = ahead.map(|ahead| ahead.passed_at);
+        let asks = ahead.is_some_and(|ahead| ahead.asks);
         let wait = draw.wait(state, ahead.map_or(0, |ahead| ahead.tokens));
         let is_early = |wait: Duration| wait <= self.early && !draw.is_paused();
         let wait = wait.map(|wait| if is_early(wait) { Duration::ZERO } else { wait });
@@ -772,8 +773,10 @@ impl Counter<'_, '_, '_> {
             (Some(Duration::ZERO), None) => return None,
             // There are tokens for all: it is only that somebody else comes first.
             (Some(Duration::ZERO), Some(at)) => {
-                let wait = Duration::from_nanos(at.saturating_sub(now));
-                (Reason::Rate, Some(wait), Why::Others)
+                let wait = at.saturating_sub(now);
+                // A store need not take all the time that it has.
+                let wait = if asks { wait.min(CLAIM) } else { wait };
+                (Reason::Rate, Some(Duration::from_nanos(wait)), Why::Others)
             }
             (wait, _) if draw.is_paused() => (Reason::Paused, wait, Why::Tokens),
             (wait, _) => (Reason::Rate, wait, Why::Tokens),
@@ -869,7 +872,7 @@ impl Counter<'_, '_, '_> {
             let waiting = Waiting {
                 tokens: self.draws[place].tokens(),
                 home: turn.home.clone(),
-                told: Told::At(until, Why::Woken),
+                told: Told::At(until, Why::Answer),
                 waker: waker.clone(),
             };
             let line = self.lines[place].line(there.key);

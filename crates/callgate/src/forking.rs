@@ -1,7 +1,8 @@
 //! What a fork must not come in the midst of.
 
-use std::future::poll_fn;
-use std::pin::pin;
+#[cfg(all(feature = "redis", not(loom)))]
+use std::{future::poll_fn, pin::pin};
+
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 /// Read by threads that do something, written by whoever forks.

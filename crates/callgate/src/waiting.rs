@@ -262,6 +262,8 @@ pub(crate) enum Why {
     Running,
     /// They were woken.
     Woken,
+    /// They come when a store has answered, and that is the time by which it has.
+    Answer,
 }
 
 /// How somebody left a line.
@@ -280,6 +282,8 @@ pub(crate) struct Ahead {
     pub(crate) tokens: u64,
     /// When the first of them is passed over, having not come.
     pub(crate) passed_at: u64,
+    /// Whether the first of them asks a store.
+    pub(crate) asks: bool,
 }
 
 impl Line {
@@ -308,12 +312,17 @@ impl Line {
                     now
                 }
             };
+            let asks = matches!(first.get().told, Told::At(_, Why::Answer));
             let is_late = home.is_some() && first.get().home.as_ref() == home;
             let told = if is_late { told.max(now) } else { told };
             let passed_at = told.saturating_add(CLAIM);
             if now < passed_at {
                 let tokens = self.tokens_before(arrival);
-                return Some(Ahead { tokens, passed_at });
+                return Some(Ahead {
+                    tokens,
+                    passed_at,
+                    asks,
+                });
             }
             let stopped = first.get().home.clone();
             let mut has_room = false;
@@ -433,7 +442,7 @@ impl Line {
                 Told::At(_, Why::Tokens) => *first.key() <= early,
                 Told::At(_, Why::Others) => true,
                 Told::At(_, Why::Running) => has_room,
-                Told::At(_, Why::Woken) | Told::Now => false,
+                Told::At(_, Why::Woken | Why::Answer) | Told::Now => false,
             };
             if may_come {
                 first.get_mut().wake(wakes);
@@ -486,7 +495,7 @@ impl Line {
 
 impl Waiting {
     fn wake(&mut self, wakes: &mut Wakes) {
-        if !matches!(self.told, Told::At(_, Why::Woken) | Told::Now) {
+        if !matches!(self.told, Told::At(_, Why::Woken | Why::Answer) | Told::Now) {
             self.told = Told::Now;
             wakes.woken.push(self.waker.clone());
         }

@@ -151,6 +151,7 @@ fn nobody_is_passed_over_from_where_they_wait_themselves() {
     let ahead = Ahead {
         tokens: 1,
         passed_at: 11 * CLAIM,
+        asks: false,
     };
     assert_eq!(before, Some(ahead));
 }
