@@ -1205,3 +1205,19 @@ fn r11_no_clock_but_the_servers_counts() {
     assert!(!at(&other, 0) && !at(&one, 0));
     assert!(!at(&other, 100) && !at(&one, 200));
 }
+
+#[test]
+fn calls_wait_behind_one_that_asks_though_the_store_may_take_longer_than_they_may_wait() {
+    let server = Server::start();
+    let limit = Limit::per_second(100).max_wait(Duration::from_secs(10));
+    // The store may take twenty.
+    let limiter = limiter(&url(&server), limit);
+    thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                let decision = pollster::block_on(limiter.acquire(&CALL));
+                assert!(decision.is_admitted(), "{decision:?}");
+            });
+        }
+    });
+}
