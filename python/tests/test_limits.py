@@ -389,6 +389,15 @@ def test_r04_a_number_of_calls_that_cannot_run_is_refused(make: Make, per: str, 
 # --- quotas --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("unit", ["s", "min", "day"])
+def test_a_unit_of_time_is_no_field(unit: str) -> None:
+    with pytest.raises(ConfigError, match=r"^per must be the fields .* not a unit of time"):
+        ToolRateLimit(300, burst=20, per=unit)
+    with pytest.raises(ConfigError, match=r"^fields must be the fields"):
+        ToolRateLimit.quota(300, per="min", fields=unit)
+    assert ToolRateLimit(1, 1, per=[unit]).per == (unit,)
+
+
 def test_a_quota_is_refilled_with_what_its_burst_leaves_of_it() -> None:
     quota = ToolRateLimit.quota
     assert [quota(count, "min").burst for count in (2, 19, 20, 100, 12_345)] == [1, 1, 2, 10, 1234]

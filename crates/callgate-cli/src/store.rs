@@ -70,13 +70,19 @@ fn remove(target: &Target, force: bool) -> Result<String, String> {
     let store = target.look()?;
     if !force && !store.processes.is_empty() {
         return Err(format!(
-            "'{}' is in use by {}: stop {} first, or give --force",
+            "'{}' is in use by {}: stop {} first, or give --force{}",
             shown(&store.path),
             numbered(store.processes.iter().map(|row| row.pid).collect()),
             if store.process_count() == 1 {
                 "it"
             } else {
                 "them"
+            },
+            // A file knows who lives.
+            if store.slots.is_some() {
+                ""
+            } else {
+                " (what was killed is listed for ten minutes)"
             },
         ));
     }

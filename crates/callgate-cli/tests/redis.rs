@@ -242,7 +242,7 @@ fn a_redis_store_in_use_is_removed_only_by_force() {
     assert_data_eq!(
         shared.same(&err),
         str![[r#"
-error: 'redis://[server]/0?prefix=test' is in use by process [pid]: stop it first, or give --force
+error: 'redis://[server]/0?prefix=test' is in use by process [pid]: stop it first, or give --force (what was killed is listed for ten minutes)
 
 "#]]
     );

@@ -202,9 +202,7 @@ impl ToolRateLimit {
         cost: Argument<'_>,
         on_store_error: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let unit = per.cast::<PyString>().ok();
-        let unit = unit.and_then(|text| text.to_str().ok()?.parse::<Unit>().ok());
-        let Some(unit) = unit else {
+        let Some(unit) = unit(per) else {
             let must = "per must be the quota's unit of time, 's', 'min', 'h' or 'day' (the fields that split it are `fields`)";
             return Err(refusal(per, must));
         };
@@ -419,6 +417,12 @@ impl Options<'_, '_> {
             limit = named(&limit, "tools", tools, Limit::tools)?;
         }
         if let Argument::Given(fields) = &self.per {
+            if unit(fields).is_some() {
+                let must = format!(
+                    "{per} must be the fields that split the limit, not a unit of time (ToolRateLimit.parse takes a rate such as '300/min')"
+                );
+                return Err(refusal(fields, &must));
+            }
             limit = named(&limit, per, fields, Limit::per)?;
         }
         if let Argument::Given(time) = &self.max_wait {
@@ -433,6 +437,12 @@ impl Options<'_, '_> {
         }
         Ok(ToolRateLimit { limit })
     }
+}
+
+/// A unit of time, by its name.
+fn unit(value: &Bound<'_, PyAny>) -> Option<Unit> {
+    let text = value.cast::<PyString>().ok()?;
+    text.to_str().ok()?.parse().ok()
 }
 
 /// What is to become of a call while the store fails.

@@ -732,7 +732,7 @@ impl Asked<'_> {
             && rejection.raises()
         {
             let message = format!(
-                "the store could not be asked for limit '{}' of tool '{}', which raises an error then",
+                "the store failed, and limit '{}' of tool '{}' says to raise an error then (the log says why it failed)",
                 rejection.limit(),
                 tool.to_string_lossy()
             );

@@ -1019,6 +1019,18 @@ async fn who_looks_may_do_so_on_a_thread_of_a_runtime() {
 }
 
 #[test]
+fn a_process_that_lets_go_of_the_store_is_listed_no_more() {
+    let server = Server::start();
+    let (limiters, seen) = watched(&server);
+    assert!(!seen.processes().is_empty());
+    drop(limiters);
+    until("they are gone", || {
+        let seen = Inspection::open(&url(&server)).expect("a store");
+        seen.processes().is_empty()
+    });
+}
+
+#[test]
 fn a_store_is_removed_when_no_process_uses_it_or_by_force() {
     let server = Server::start();
     let (_limiters, _) = watched(&server);

@@ -481,11 +481,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// An error, in the server's own words if it is one of its.
+/// An error, in the server's own words if it is one of its, on one line.
 #[expect(clippy::needless_pass_by_value, reason = "what errors are mapped by")]
 fn in_words(error: RedisError) -> String {
-    match (error.code(), error.detail()) {
+    let words = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
-    }
+    };
+    words.trim().replace(char::is_control, " ")
 }

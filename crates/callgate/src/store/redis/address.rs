@@ -82,6 +82,12 @@ impl Address {
                 return Err(refused(allowed, &given()));
             }
         };
+        if scheme != "unix" && !query.database.is_empty() {
+            let allowed =
+                "with the database behind the hosts, as in redis://host/5 ('db' is for sockets)";
+            let given = format!("'db={}'", query.database.escape_debug());
+            return Err(refused(allowed, &given));
+        }
         let (user, password) = login.split_once(':').unwrap_or((login, ""));
         let database = if database.is_empty() { "0" } else { database };
         let database = database.parse::<u16>().map_err(|_| {
@@ -171,8 +177,14 @@ impl<'a> Query<'a> {
             timeout: DEADLINE,
             database: "",
         };
+        let mut names = Vec::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if names.contains(&name) {
+                let given = format!("'{}' again", name.escape_debug());
+                return Err(refused("with each of its settings once", &given));
+            }
+            names.push(name);
             match name {
                 "prefix" => query.keys = Some(Keys::new(value)?),
                 "timeout" => query.timeout = deadline(value)?,

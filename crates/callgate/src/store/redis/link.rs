@@ -465,6 +465,10 @@ impl Driver {
                 count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
                     // What was asked before is answered, or late.
                     while flights.join_next().await.is_some() {}
+                    if let Some(word) = self.word.end() {
+                        let told = connection.commands.send_packed_command(&word);
+                        let _ = timeout(self.address.timeout, told).await;
+                    }
                     return End::Unused;
                 },
             }

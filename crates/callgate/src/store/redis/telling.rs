@@ -166,6 +166,7 @@ pub(super) struct Word {
     telling: Arc<Telling>,
     key: Key,
     last: Option<String>,
+    is_told: bool,
 }
 
 impl Word {
@@ -174,6 +175,7 @@ impl Word {
             telling,
             key: keys.process([random(), random()]),
             last: None,
+            is_told: false,
         }
     }
 
@@ -192,7 +194,17 @@ impl Word {
         command.arg(&*self.key).arg(&text);
         command.arg("EX").arg(KEPT.as_secs());
         self.last = Some(text);
+        self.is_told = true;
         Some(command)
+    }
+
+    /// What ends all that was told.
+    pub(super) fn end(&self) -> Option<Cmd> {
+        self.is_told.then(|| {
+            let mut command = redis::cmd("SET");
+            command.arg(&*self.key).arg("").arg("PX").arg(1);
+            command
+        })
     }
 }
 

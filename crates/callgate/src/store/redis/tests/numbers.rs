@@ -234,6 +234,14 @@ fn urls_are_refused_with_what_is_allowed_and_without_the_password() {
             "url must be with hosts such as 'host', 'host:6379' or '[::1]:6379', got ''",
         ),
         (
+            "redis://h?prefix=a&db=3",
+            "url must be with the database behind the hosts, as in redis://host/5 ('db' is for sockets), got 'db=3'",
+        ),
+        (
+            "redis://h?prefix=a&prefix=b",
+            "url must be with each of its settings once, got 'prefix' again",
+        ),
+        (
             "redis://h?prefix=a&password=secret",
             "url must be with 'prefix', 'timeout' or 'db' after '?', got 'password'",
         ),
