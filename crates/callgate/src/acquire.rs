@@ -291,10 +291,8 @@ impl Limiter {
             early: asks.map_or(Duration::ZERO, |_| EARLY),
             wakes: &mut wakes,
         };
-        let refused = match verdict {
-            None => counter.refusal((came.0, came.1.as_ref()))?,
-            Some(_) => None,
-        };
+        // After an answer too: those ahead of the call take tokens before it.
+        let refused = counter.refusal((came.0, came.1.as_ref()))?;
         let refused = match (refused, verdict, asks) {
             (Some(refused), ..) => refused,
             (None, None, Some(store)) => {
@@ -302,12 +300,11 @@ impl Limiter {
                     running: counter.start(),
                     edition: rules.edition,
                 };
-                let waits = turn.as_ref().is_some_and(|turn| turn.0.waits_at(limits));
                 if let Some((turn, waker)) = turn {
                     counter.keep_place(turn, waker, store.timeout());
                 }
                 counter.settle();
-                let question = Box::new(self.question(asked, waits));
+                let question = Box::new(self.question(asked));
                 return Ok(Step::Asks(store, question, held));
             }
             (None, verdict, _) => match counter.settled(verdict)? {
@@ -367,9 +364,9 @@ impl Limiter {
         })
     }
 
-    /// What a call asks of its limits in the store, which may come again if they refuse.
-    fn question(&self, asked: Asked<'_, '_>, waits: bool) -> redis::Question {
-        let mut question = redis::Question::of(waits);
+    /// What a call asks of its limits in the store.
+    fn question(&self, asked: Asked<'_, '_>) -> redis::Question {
+        let mut question = redis::Question::default();
         let Asked { limits, call, .. } = asked;
         for limited in limits {
             let Some(buckets) = limited.buckets.redis() else {
@@ -646,12 +643,6 @@ impl Turn {
         self.place.take_if(|place| !is_here(place));
     }
 
-    /// Whether it waits for these limits if they refuse.
-    fn waits_at(&self, limits: &[Arc<Limited>]) -> bool {
-        let mut bounds = limits.iter().map(|limited| limited.limit.longest_wait());
-        !bounds.any(|bound| self.max_wait.unwrap_or(bound).is_zero())
-    }
-
     /// Leaves its line with what it waited for.
     fn be_granted(&mut self, limits: &[Arc<Limited>]) {
         let Some(mut place) = self.place.take() else {
@@ -926,21 +917,7 @@ impl Counter<'_, '_, '_> {
             }
         };
         let key = self.draws[place].key();
-        let limited = &self.asked.limits[place];
-        let stays_away = match (limited.buckets.redis(), obstacle) {
-            (
-                Some(buckets),
-                Obstacle {
-                    why: Why::Tokens,
-                    passed_at: None,
-                    ..
-                },
-            ) => nanos(buckets.stay_away(key, self.draws[place].tokens())),
-            _ => 0,
-        };
-        // Not beyond the bound.
-        let told = told.max(told.saturating_add(stays_away).min(left));
-        let lines = &limited.lines;
+        let lines = &self.asked.limits[place].lines;
         let moves = |there: &Place| !Arc::ptr_eq(&there.lines, lines) || there.key != key;
         if turn.place.as_ref().is_some_and(moves) {
             self.leave(turn, false);

@@ -109,10 +109,6 @@ impl Buckets {
         match *self {}
     }
 
-    pub(crate) fn stay_away(&self, _: Option<Key>, _: u64) -> Duration {
-        match *self {}
-    }
-
     pub(crate) fn are_of(&self, _: &Limit, _: &Bucket) -> bool {
         match *self {}
     }
@@ -134,10 +130,6 @@ impl Buckets {
 pub(crate) struct Question(());
 
 impl Question {
-    pub(crate) fn of(_: bool) -> Self {
-        Self(())
-    }
-
     #[expect(clippy::unused_self, reason = "the store itself uses it")]
     pub(crate) fn add<'a>(
         &mut self,

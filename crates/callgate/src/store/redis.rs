@@ -242,7 +242,7 @@ impl Keys {
         let rest = key.strip_prefix(&self.all())?;
         let (kind, hashes) = rest.split_once(':').unwrap_or((rest, ""));
         let length = match kind {
-            "bucket" | "crowd" => 16 + 1 + 32,
+            "bucket" => 16 + 1 + 32,
             "pause" | "process" => 32,
             "proof" => 0,
             _ => return None,
@@ -281,8 +281,6 @@ pub(crate) struct Ask {
 pub(crate) enum Request {
     /// Charges all limits or none.
     Take(SmallVec<[Ask; 2]>),
-    /// The same for one who comes again, and is to know how many do.
-    Wait(SmallVec<[Ask; 2]>),
     /// Says what that would come to, and changes nothing.
     Peek(SmallVec<[Ask; 2]>),
     /// Lets nobody draw for so long. A pause that ends later stays as it is.
@@ -314,8 +312,6 @@ pub(crate) struct Found {
     pub(crate) refill: Duration,
     /// How long its pause goes on.
     pub(crate) paused: Duration,
-    /// How many more wait for it than are to ask at once, where one who waits asked.
-    pub(crate) crowd: Option<u64>,
 }
 
 impl Answer {
@@ -343,7 +339,6 @@ impl Request {
     fn write(&self, command: &mut Cmd) {
         let (mode, asks) = match self {
             Self::Take(asks) => ("take", asks),
-            Self::Wait(asks) => ("wait", asks),
             Self::Peek(asks) => ("peek", asks),
             Self::Pause { key, time, terms } => {
                 let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -356,15 +351,9 @@ impl Request {
                 return;
             }
         };
-        let waits = matches!(self, Self::Wait(_));
-        command.arg((2 + usize::from(waits)) * asks.len());
+        command.arg(2 * asks.len());
         for ask in asks {
             command.arg(&*ask.bucket).arg(&*ask.pause);
-        }
-        if waits {
-            for ask in asks {
-                command.arg(ask.bucket.replacen("}:bucket:", "}:crowd:", 1));
-            }
         }
         command.arg(mode);
         for Ask { terms, price, .. } in asks {
@@ -379,10 +368,7 @@ impl Request {
     fn read(&self, reply: &Value) -> Result<Answer, Failure> {
         let answer = match (self, reply) {
             (_, Value::ServerError(error)) => return Err(Failure::Refused(error.clone().into())),
-            (Self::Take(asks) | Self::Peek(asks), Value::Array(values)) => {
-                read(asks, values, false)
-            }
-            (Self::Wait(asks), Value::Array(values)) => read(asks, values, true),
+            (Self::Take(asks) | Self::Peek(asks), Value::Array(values)) => read(asks, values),
             (Self::Pause { .. } | Self::Prove(_), Value::Okay) => Some(Answer {
                 is_admitted: true,
                 limits: SmallVec::new(),
@@ -393,17 +379,15 @@ impl Request {
     }
 }
 
-fn read(asks: &[Ask], values: &[Value], waits: bool) -> Option<Answer> {
+fn read(asks: &[Ask], values: &[Value]) -> Option<Answer> {
     let whole = |value: &Value| match value {
         Value::Int(number) => u64::try_from(*number)
             .ok()
             .filter(|number| *number < 1 << 53),
         _ => None,
     };
-    let numbers: SmallVec<[u64; 11]> = values.iter().map(whole).collect::<Option<_>>()?;
+    let numbers: SmallVec<[u64; 9]> = values.iter().map(whole).collect::<Option<_>>()?;
     let (admitted, found) = numbers.split_first()?;
-    let crowds = if waits { asks.len() } else { 0 };
-    let (found, crowds) = found.split_at_checked(found.len().checked_sub(crowds)?)?;
     let (found, []) = found.as_chunks::<4>() else {
         return None;
     };
@@ -412,10 +396,7 @@ fn read(asks: &[Ask], values: &[Value], waits: bool) -> Option<Answer> {
     }
     let limits = asks.iter().zip(found);
     let limits = limits.map(|(ask, found)| ask.read(*found));
-    let mut limits: SmallVec<[Found; 2]> = limits.collect::<Option<_>>()?;
-    for (found, crowd) in limits.iter_mut().zip(crowds) {
-        found.crowd = Some(*crowd);
-    }
+    let limits: SmallVec<[Found; 2]> = limits.collect::<Option<_>>()?;
     let answer = Answer {
         is_admitted: limits.iter().all(|found| found.wait.is_zero()),
         limits,
@@ -434,7 +415,6 @@ impl Ask {
             tokens: self.terms.tokens(Time { whole, part }),
             refill: Duration::from_micros(whole) + Duration::from_nanos(nanos),
             paused: Duration::from_micros(paused),
-            crowd: None,
         })
     }
 }

@@ -6,8 +6,6 @@
 //! an agent in a loop costs the store nothing, and those who wait know how long. Where the store
 //! fails, they decide in its place, and a process is given nothing then that it has spent before.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::mem;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,9 +28,6 @@ use crate::{ConfigError, Limit};
 pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
     Address::parse(url).map(drop)
 }
-
-/// Of so many buckets it is remembered at most.
-const MOST_CROWDS: usize = 10_000;
 
 /// A store that is asked over a network.
 #[derive(Debug)]
@@ -125,7 +120,6 @@ impl Store {
             keys,
             account,
             own,
-            crowds: Mutex::default(),
         })
     }
 
@@ -203,8 +197,6 @@ pub(crate) struct Buckets {
     whole: (super::Key, super::Key),
     account: Arc<Account>,
     own: memory::Buckets,
-    /// How many wait for a bucket in other processes, where that are too many to ask at once.
-    crowds: Mutex<HashMap<Option<Key>, u64>>,
 }
 
 impl Buckets {
@@ -259,37 +251,8 @@ impl Buckets {
         })
     }
 
-    fn crowds(&self) -> MutexGuard<'_, HashMap<Option<Key>, u64>> {
-        self.crowds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember(&self, key: Option<Key>, crowd: u64) {
-        let mut crowds = self.crowds();
-        if crowd == 0 {
-            crowds.remove(&key);
-        } else if crowds.len() < MOST_CROWDS || crowds.contains_key(&key) {
-            crowds.insert(key, crowd);
-        }
-    }
-
-    /// How long one who waits for so many tokens is to stay away after its time, where many do: any part of the
-    /// time in which the tokens for all of them come.
-    pub(crate) fn stay_away(&self, key: Option<Key>, tokens: u64) -> Duration {
-        let crowd = self.crowds().get(&key).copied().unwrap_or(0);
-        let Some(price) = self.account.terms.price(tokens).filter(|_| crowd > 0) else {
-            return Duration::ZERO;
-        };
-        // The standard library has no other source of randomness.
-        let part = u128::from(RandomState::new().hash_one(0) >> 32);
-        let all = u128::from(price.whole + 1) * u128::from(crowd);
-        Duration::from_micros(u64::try_from((all * part) >> 32).unwrap_or(u64::MAX))
-    }
-
     /// Takes from a bucket of this process what the store's does not hold, which was so at this time.
     fn learn(&self, part: &Part, found: &Found, at: u64) {
-        if let Some(crowd) = found.crowd {
-            self.remember(part.key, crowd);
-        }
         let full = at.saturating_add(nanos(found.refill)).min(MAX_NANOS);
         // Whoever finds one that has moved asks the store again.
         let _ = self.own.lift(part.key, self.own.bucket.full(full), at);
@@ -303,8 +266,6 @@ impl Buckets {
 /// What a call asks of its limits.
 #[derive(Debug, Default)]
 pub(crate) struct Question {
-    /// Whether the call comes again if it is refused.
-    waits: bool,
     asks: SmallVec<[Ask; 2]>,
     parts: SmallVec<[Part; 2]>,
 }
@@ -318,14 +279,6 @@ struct Part {
 }
 
 impl Question {
-    /// Of no limits yet.
-    pub(crate) fn of(waits: bool) -> Self {
-        Self {
-            waits,
-            ..Self::default()
-        }
-    }
-
     /// Adds a limit: by a call's fields that split it, the tool by which it pauses, and both of them as this
     /// process has them.
     pub(crate) fn add<'a>(
@@ -351,12 +304,7 @@ impl Question {
 
     /// To be sent once.
     fn request(&mut self) -> Request {
-        let asks = mem::take(&mut self.asks);
-        if self.waits {
-            Request::Wait(asks)
-        } else {
-            Request::Take(asks)
-        }
+        Request::Take(mem::take(&mut self.asks))
     }
 }
 

@@ -14,29 +14,21 @@
 --   written under, 'version:p:whole:part:burst': a token takes the time (whole, part), and the burst
 --   is in tokens.
 --   A pause holds 'version:end'. Until then nobody draws, and then the limit's buckets are empty.
---   With 'wait', after all of those for each limit its crowd: a number, see below.
--- ARGV: 'take', 'wait', 'peek', 'pause' or 'prove'; and then
---   take, wait, peek: for each limit 'limit', p, the time of its burst, and the price, which is a time too.
+-- ARGV: 'take', 'peek', 'pause' or 'prove'; and then
+--   take, peek: for each limit 'limit', p, the time of its burst, and the price, which is a time too.
 --   pause: how long, and how long its end is to be remembered.
 -- Answers:
---   take, wait, peek: 1 if all limits admit, or else 0. And for each of them: in how many microseconds it
+--   take, peek: 1 if all limits admit, or else 0. And for each of them: in how many microseconds it
 --   does, the time in which its bucket is full (once charged, if it is), and how many microseconds its
 --   pause goes on.
---   wait: and then for each of them the crowd.
 --   pause, prove: 'OK'.
 --   An error that begins with CALLGATE is about the key that it names, or about the clock.
 --
--- A refused call writes nothing, but for a crowd, and a bucket that was carried, or that is beyond empty because the
+-- A refused call writes nothing, but for a bucket that was carried, or that is beyond empty because the
 -- clock was set back: that one is kept as it was read. A peek never writes.
---
--- 'wait' is a 'take' by one who comes again. Who waits knows when the next token comes, and so do all others: of a
--- thousand processes each would ask for every token. So the refusals are counted, less ASKS for each call that is
--- admitted, and told: the more there are, the longer processes stay away. It settles where ASKS are refused for each
--- that is admitted; fewer processes than that are told nothing. A crowd is nobody's claim, and changes no decision.
 
 local VERSION = '1'
 local MOST = 2 ^ 52
-local ASKS = 9
 -- Makes up for more roundings of doubles than there are, each by up to 2^-53 of a number.
 local UP = 1 + 2 ^ -49
 
@@ -162,10 +154,8 @@ end
 
 local admitted = 1
 local limits = {}
-local longest = 0
-local refusing
 
-for i = 1, math.floor((#ARGV - 1) / 6) do
+for i = 1, #KEYS / 2 do
     local at = 6 * i - 4
     local limit = ARGV[at]
     local p, burst_a, burst_b = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
@@ -185,18 +175,13 @@ for i = 1, math.floor((#ARGV - 1) / 6) do
     if next_b > burst_b then
         wait = wait + 1
     end
-    if wait > longest then
-        admitted, longest, refusing = 0, wait, i
+    if wait > 0 then
+        admitted = 0
     end
     limits[i] = {
         limit = limit, a = a, b = b, next_a = next_a, next_b = next_b, wait = math.max(wait, 0),
         kept_a = kept_a, kept_b = kept_b, differs = differs, paused = math.max(pause - now, 0),
-        price = price_a + 1,
     }
-    if mode == 'wait' then
-        local crowd = read(KEYS[2 * #KEYS / 3 + i])
-        limits[i].crowd = crowd and tonumber(string.match(crowd, '^%d%d?%d?%d?%d?%d?$')) or 0
-    end
 end
 
 if problem then
@@ -205,30 +190,16 @@ end
 
 local answer = { admitted }
 for i, found in ipairs(limits) do
-    if mode ~= 'peek' and admitted == 1 then
+    if mode == 'take' and admitted == 1 then
         found.a, found.b = found.next_a, found.next_b
         found.kept_a, found.kept_b, found.differs = found.a, found.b, true
     end
-    if mode ~= 'peek' and found.differs then
+    if mode == 'take' and found.differs then
         write(KEYS[2 * i - 1], string.format('%s:%.0f:%.0f', found.limit, found.kept_a, found.kept_b), found.kept_a)
     end
     answer[4 * i - 2] = found.wait
     answer[4 * i - 1] = found.a - now
     answer[4 * i] = found.b
     answer[4 * i + 1] = found.paused
-end
-for i, found in ipairs(mode == 'wait' and limits or {}) do
-    local crowd = found.crowd
-    if admitted == 1 then
-        crowd = math.max(crowd - ASKS, 0)
-    elseif i == refusing then
-        crowd = math.min(crowd + 1, 999999)
-    end
-    if crowd ~= found.crowd then
-        -- Until all of them could have been served.
-        local till = math.min(now + found.wait + (crowd + 1) * found.price, 2 * MOST)
-        write(KEYS[2 * #KEYS / 3 + i], string.format('%.0f', crowd), till)
-    end
-    answer[4 * #limits + 1 + i] = math.max(crowd - ASKS, 0)
 end
 return answer
