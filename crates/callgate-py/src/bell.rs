@@ -20,6 +20,9 @@ pub(crate) struct Bell {
     hears: UnixStream,
 }
 
+/// So many are kept.
+const MOST_IDLE: usize = 16;
+
 /// Bells of threads that do not wait just now.
 static IDLE: Mutex<Vec<Arc<Bell>>> = Mutex::new(Vec::new());
 
@@ -38,7 +41,10 @@ impl Bell {
     }
 
     pub(crate) fn give_back(self: Arc<Self>) {
-        lock(&IDLE).push(self);
+        let mut idle = lock(&IDLE);
+        if idle.len() < MOST_IDLE {
+            idle.push(self);
+        }
     }
 
     /// Those of a parent are its own.

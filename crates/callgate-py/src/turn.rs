@@ -5,6 +5,7 @@
 //! collector sees them, so that tasks whose event loop is gone go, and give up their places.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::mem;
 use std::num::NonZeroU64;
 use std::os::fd::RawFd;
@@ -25,6 +26,7 @@ use crate::decision::Decision;
 use crate::limiter::{Field, Limiter, call};
 use crate::logging::{say, say_kept};
 use crate::seconds::seconds;
+use crate::store_error;
 
 /// A call that waits for its turn: to be asked until it gives a decision.
 #[pyclass(frozen, module = "callgate._callgate")]
@@ -131,9 +133,9 @@ impl Turn {
     }
 
     /// This thread waits for it.
-    fn take_thread(&self) -> PyResult<()> {
+    fn take_thread(&self, py: Python<'_>) -> PyResult<()> {
         if self.limiter.get().is_remote() {
-            let bell = Bell::of_thread()?;
+            let bell = Bell::of_thread().map_err(|error| cannot_wait(py, &error))?;
             let core = callgate::Turn::of(None, self.call.max_wait);
             *lock(&self.core) = core.answered_by(bell.waker(&self.sleeper));
             *lock(&self.bell) = Some(bell);
@@ -231,6 +233,13 @@ impl Drop for Turn {
     }
 }
 
+fn cannot_wait(py: Python<'_>, error: &io::Error) -> PyErr {
+    store_error(
+        py,
+        format!("an answer of the store cannot be waited for: {error}"),
+    )
+}
+
 type Key = (Instant, u64);
 type Timers = Mutex<BTreeMap<Key, Arc<Sleeper>>>;
 
@@ -281,13 +290,13 @@ impl Home {
     }
 
     /// Has a turn wait here. Says what the loop has to listen to from now on, if it does not yet.
-    fn take_in(&self, turn: &Turn) -> PyResult<Option<RawFd>> {
+    fn take_in(&self, py: Python<'_>, turn: &Turn) -> PyResult<Option<RawFd>> {
         let core = callgate::Turn::of(Some(self.core.clone()), turn.call.max_wait);
         if !turn.limiter.get().is_remote() {
             *lock(&turn.core) = core;
             return Ok(None);
         }
-        let bell = self.bell()?;
+        let bell = self.bell().map_err(|error| cannot_wait(py, &error))?;
         *lock(&turn.core) = core.answered_by(bell.waker(&turn.sleeper));
         let listens = self.listens.load(Ordering::Relaxed);
         Ok((!listens).then(|| bell.descriptor()))
@@ -369,7 +378,7 @@ impl Home {
 }
 
 impl Home {
-    fn bell(&self) -> PyResult<&Arc<Bell>> {
+    fn bell(&self) -> io::Result<&Arc<Bell>> {
         if let Some(bell) = self.bell.get() {
             return Ok(bell);
         }
