@@ -291,8 +291,10 @@ impl Limiter {
             early: asks.map_or(Duration::ZERO, |_| EARLY),
             wakes: &mut wakes,
         };
-        // After an answer too: those ahead of the call take tokens before it.
         let refused = counter.refusal((came.0, came.1.as_ref()))?;
+        // The store knows best, but not of those who are ahead of the call here.
+        let knows_less = |refused: &Refused| refused.obstacle.passed_at.is_some();
+        let refused = refused.filter(|refused| verdict.is_none() || knows_less(refused));
         let refused = match (refused, verdict, asks) {
             (Some(refused), ..) => refused,
             (None, None, Some(store)) => {

@@ -1,5 +1,6 @@
 //! A `redis-server` of a test's own.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -128,10 +129,15 @@ impl Drop for Server {
 
 fn new_folder() -> PathBuf {
     static STARTED: AtomicU32 = AtomicU32::new(0);
-    let number = STARTED.fetch_add(1, Ordering::Relaxed);
-    let folder = env::temp_dir().join(format!("callgate-redis-{}-{number}", process::id()));
-    fs::create_dir_all(&folder).expect("a folder");
-    folder
+    loop {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("callgate-redis-{}-{number}", process::id()));
+        // This file may be there several times in one program, and count anew each time.
+        match fs::create_dir(&folder) {
+            Ok(()) => return folder,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}"),
+        }
+    }
 }
 
 /// A port that nobody listens at.
