@@ -17,7 +17,7 @@ use std::{env, thread};
 
 use callgate::{Call, Limit, Limiter, OnStoreError};
 use rustix::time::{ClockId, clock_gettime};
-use server::{Server, free_port};
+use server::Server;
 
 const TOLD: &str = "CALLGATE_TEST_REDIS";
 const CALL: Call<'_> = Call::new("search");
@@ -285,7 +285,8 @@ fn fail_over(
     let replicated = || primary.wait_for("WAIT 1 10000", "1");
     replicated();
     if is_behind {
-        replica.run(&format!("REPLICAOF 127.0.0.1 {}", free_port()));
+        // Where nobody listens, and no other test's server will.
+        replica.run("REPLICAOF 127.0.0.1 1");
     }
     before += admitted(&one, 10) + admitted(&other, 99);
     if !is_behind {
@@ -302,6 +303,12 @@ fn fail_over(
     [before, admitted(&one, 99) + admitted(&late, 99)]
 }
 
+/// What the replica did not have is given once more: a burst at most.
+fn assert_one_more_burst([before, after]: [usize; 2]) {
+    assert_eq!(before, 50);
+    assert!((40..=50).contains(&after), "{after}");
+}
+
 #[test]
 fn r27_a_failover_gives_back_what_was_lost_and_no_more() {
     let url = |primary: &Server, replica: &Server| {
@@ -310,7 +317,7 @@ fn r27_a_failover_gives_back_what_was_lost_and_no_more() {
     };
     let promote = |replica: &Server| drop(replica.run("REPLICAOF NO ONE"));
     assert_eq!(fail_over(false, url, promote), [50, 0]);
-    assert_eq!(fail_over(true, url, promote), [50, 40]);
+    assert_one_more_burst(fail_over(true, url, promote));
 }
 
 #[test]
@@ -318,8 +325,8 @@ fn r27_a_failover_that_a_sentinel_tells_of_is_followed() {
     let sentinel = OnceCell::new();
     let url = |primary: &Server, _: &Server| {
         let sentinel = sentinel.get_or_init(|| Server::sentinel("main", primary.port));
-        let (nobody, port) = (free_port(), sentinel.port);
-        format!("redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{port}/main?prefix=test&timeout=5s")
+        let port = sentinel.port;
+        format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/main?prefix=test&timeout=5s")
     };
     let promote = |replica: &Server| {
         replica.run("REPLICAOF NO ONE");
@@ -328,5 +335,5 @@ fn r27_a_failover_that_a_sentinel_tells_of_is_followed() {
         let port = replica.port;
         sentinel.run(&format!("SENTINEL MONITOR main 127.0.0.1 {port} 1"));
     };
-    assert_eq!(fail_over(true, url, promote), [50, 40]);
+    assert_one_more_burst(fail_over(true, url, promote));
 }
