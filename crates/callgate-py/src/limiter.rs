@@ -398,7 +398,9 @@ impl Limiter {
     ///     `StoreError`: If the limiter is closed.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut look = self.begin_look(py, None)?;
-        py.detach(|| look.as_mut().map_or((), callgate::Look::wait));
+        if let Some(look) = &mut look {
+            py.detach(|| look.wait());
+        }
         self.levels_of(py, look)
     }
 
