@@ -19,7 +19,7 @@ import weakref
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextlib import suppress
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar
 
 from callgate import _callgate
@@ -255,23 +255,13 @@ class Limiter(_callgate.Limiter):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -8,12 +8,12 @@ the application sets later is found all the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from callgate._callgate import Decision, __version__, decision_counts, store_counts
+from callgate._callgate import Decision, StoreCounts, __version__, decision_counts, store_counts
 
 _logger = logging.getLogger("callgate")
 _tracer = trace.get_tracer("callgate", __version__)
@@ -33,20 +33,19 @@ def _observe_requests(_options: CallbackOptions) -> Iterator[Observation]:
         yield Observation(counts.failed, {"store": store, "outcome": "failed"})
 
 
-def _observe_time(_options: CallbackOptions) -> Iterator[Observation]:
-    for store, counts in store_counts():
-        yield Observation(counts.seconds, {"store": store})
+def _of_stores(read: Callable[[StoreCounts], float]) -> Callable[..., Iterator[Observation]]:
+    """Observes one number of each store."""
+
+    def observe(_options: CallbackOptions) -> Iterator[Observation]:
+        for store, counts in store_counts():
+            yield Observation(read(counts), {"store": store})
+
+    return observe
 
 
-def _observe_alone(_options: CallbackOptions) -> Iterator[Observation]:
-    for store, counts in store_counts():
-        yield Observation(counts.alone, {"store": store})
-
-
-def _observe_down(_options: CallbackOptions) -> Iterator[Observation]:
-    for store, counts in store_counts():
-        yield Observation(int(counts.is_down), {"store": store})
-
+_observe_time = _of_stores(lambda counts: counts.seconds)
+_observe_alone = _of_stores(lambda counts: counts.alone)
+_observe_down = _of_stores(lambda counts: int(counts.is_down))
 
 _meter = metrics.get_meter("callgate", __version__)
 _meter.create_observable_counter(

@@ -2,21 +2,16 @@
 //! into the files beside the tests; read the difference before you keep it.
 #![expect(clippy::needless_raw_string_hashes, reason = "so snapbox writes them")]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use common::run;
 use snapbox::{Data, assert_data_eq, str};
-
-/// The exit code, and what was written to the output and to the errors.
-fn run(args: &[&str]) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = ["callgate"].iter().chain(args);
-    let code = callgate_cli::run(args.copied(), &mut out, &mut err);
-    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
-    (code, out, err)
-}
 
 /// The files of limits in a folder of the tests, as the command is given them.
 fn files(folder: &str) -> Vec<PathBuf> {

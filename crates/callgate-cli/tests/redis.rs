@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::needless_raw_string_hashes, reason = "so snapbox writes them")]
 
+mod common;
 #[path = "../../callgate/src/store/redis/tests/server.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]
 mod server;
@@ -9,22 +10,14 @@ mod server;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use callgate::{Call, Inspection, Limit, Limiter};
+use callgate::{Call, Inspection, Limiter};
+use common::{limiter, run};
 use serde_json::Value;
 use server::Server;
 use snapbox::{assert_data_eq, str};
 
 /// Longer than anything takes that goes well.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The exit code, and what was written to the output and to the errors.
-fn run(args: &[&str]) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = ["callgate"].iter().chain(args);
-    let code = callgate_cli::run(args.copied(), &mut out, &mut err);
-    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
-    (code, out, err)
-}
 
 fn json(args: &[&str]) -> Value {
     let (code, out, err) = run(args);
@@ -43,14 +36,7 @@ impl Shared {
     fn new() -> Self {
         let server = Server::start();
         let url = Self::url_of(&server);
-        let limiter = Limiter::builder()
-            .limit("lookup", Limit::per_day(1).burst(2))
-            .limit("crm", Limit::per_day(10).burst(20).per(["tenant"]))
-            .limit("search", Limit::per_day(1).burst(5).per(["tenant", "user"]))
-            .default_limit(Limit::per_day(1).burst(3))
-            .store(&url)
-            .build()
-            .expect("a store");
+        let limiter = limiter(&url);
         for call in [
             Call::new("lookup"),
             Call::new("lookup"),

@@ -1,6 +1,9 @@
 //! What `callgate simulate` prints. `SNAPSHOTS=overwrite cargo test -p callgate-cli` writes what it prints
 //! now into the files beside the tests; read the difference before you keep it.
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -15,11 +18,7 @@ const JSON: &str = "tests/simulate/calls.jsonl";
 
 /// The exit code, and what was written to the output and to the errors.
 fn run(args: &[&str]) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = ["callgate", "simulate"].iter().chain(args);
-    let code = callgate_cli::run(args.copied(), &mut out, &mut err);
-    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
-    (code, out, err)
+    common::run(&[&["simulate"], args].concat())
 }
 
 /// What is printed where all is well.

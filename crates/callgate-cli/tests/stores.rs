@@ -2,6 +2,8 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::needless_raw_string_hashes, reason = "so snapbox writes them")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::num::NonZero;
@@ -14,7 +16,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use callgate::{Call, Limit, Limiter};
+use callgate::Call;
+use common::{limiter, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snapbox::{assert_data_eq, str};
 
@@ -22,27 +25,6 @@ const CALLGATE: &str = env!("CARGO_BIN_EXE_callgate");
 
 /// A test that hangs fails instead.
 const DEADLINE: Duration = Duration::from_secs(60);
-
-/// The exit code, and what was written to the output and to the errors.
-fn run(args: &[&str]) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = ["callgate"].iter().chain(args);
-    let code = callgate_cli::run(args.copied(), &mut out, &mut err);
-    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
-    (code, out, err)
-}
-
-/// Limits whose buckets do not fill while a test runs.
-fn limiter(url: &str) -> Limiter {
-    Limiter::builder()
-        .limit("lookup", Limit::per_day(1).burst(2))
-        .limit("crm", Limit::per_day(10).burst(20).per(["tenant"]))
-        .limit("search", Limit::per_day(1).burst(5).per(["tenant", "user"]))
-        .default_limit(Limit::per_day(1).burst(3))
-        .store(url)
-        .build()
-        .expect("a store")
-}
 
 /// A folder with a store in it that another process uses.
 struct Shared {

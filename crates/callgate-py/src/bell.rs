@@ -11,6 +11,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
+use pyo3::prelude::*;
+
+use crate::store_error;
 use crate::turn::{Sleeper, lock};
 
 pub(crate) struct Bell {
@@ -28,16 +31,19 @@ static IDLE: Mutex<Vec<Arc<Bell>>> = Mutex::new(Vec::new());
 
 impl Bell {
     /// One for an event loop, which never waits for it.
-    pub(crate) fn of_loop() -> io::Result<Arc<Self>> {
-        let bell = Self::new()?;
-        bell.hears.set_nonblocking(true)?;
-        Ok(bell)
+    pub(crate) fn of_loop(py: Python<'_>) -> PyResult<Arc<Self>> {
+        let bell = Self::new().and_then(|bell| {
+            bell.hears.set_nonblocking(true)?;
+            Ok(bell)
+        });
+        bell.map_err(|error| cannot_wait(py, &error))
     }
 
     /// One for a thread, to be given back when it has waited.
-    pub(crate) fn of_thread() -> io::Result<Arc<Self>> {
+    pub(crate) fn of_thread(py: Python<'_>) -> PyResult<Arc<Self>> {
         let idle = lock(&IDLE).pop();
-        idle.map_or_else(Self::new, Ok)
+        let bell = idle.map_or_else(Self::new, Ok);
+        bell.map_err(|error| cannot_wait(py, &error))
     }
 
     pub(crate) fn give_back(self: Arc<Self>) {
@@ -98,6 +104,13 @@ impl Bell {
             let _ = (&self.rings).write(&[1]);
         }
     }
+}
+
+fn cannot_wait(py: Python<'_>, error: &io::Error) -> PyErr {
+    store_error(
+        py,
+        format!("an answer of the store cannot be waited for: {error}"),
+    )
 }
 
 /// Somebody who waits for an answer.

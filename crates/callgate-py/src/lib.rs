@@ -77,17 +77,20 @@ impl<'py> FromPyObject<'_, 'py> for Argument<'py> {
 
 /// `callgate.ConfigError` with this message.
 fn config_error(py: Python<'_>, message: String) -> PyErr {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    match CLASS.import(py, "callgate._errors", "ConfigError") {
-        Ok(class) => PyErr::from_type(class.clone(), message),
-        Err(error) => error,
-    }
+    static CLASS: ErrorClass = ErrorClass::new();
+    error_of(py, &CLASS, "ConfigError", message)
 }
 
 /// `callgate.StoreError` with this message.
 fn store_error(py: Python<'_>, message: String) -> PyErr {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    match CLASS.import(py, "callgate._errors", "StoreError") {
+    static CLASS: ErrorClass = ErrorClass::new();
+    error_of(py, &CLASS, "StoreError", message)
+}
+
+type ErrorClass = PyOnceLock<Py<PyType>>;
+
+fn error_of(py: Python<'_>, class: &ErrorClass, name: &str, message: String) -> PyErr {
+    match class.import(py, "callgate._errors", name) {
         Ok(class) => PyErr::from_type(class.clone(), message),
         Err(error) => error,
     }

@@ -406,7 +406,7 @@ impl Limiter {
 
     /// Asks a Redis store what its buckets hold, for `_snapshot`; None where there is nothing to ask.
     fn _look(&self, py: Python<'_>) -> PyResult<Option<Look>> {
-        let bell = Bell::of_thread()?;
+        let bell = Bell::of_thread(py)?;
         let look = self.begin_look(py, Some(bell.waker(&Arc::default())))?;
         Ok(look.map(|look| Look::new(look, bell)))
     }
@@ -654,9 +654,8 @@ impl Limiter {
         let text = tool.to_string_lossy();
         let call = call.call(&text);
         let now = self.now(tool.py())?;
-        let unlocked = || turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Out of its place, since nothing is locked while others are woken, which runs Python.
-        let mut taken = mem::take(&mut *unlocked());
+        let mut taken = mem::take(&mut *lock(turn));
         if !taken.is_asking() {
             self.check_open(tool.py())?;
         }
@@ -667,7 +666,7 @@ impl Limiter {
                 self.core.poll_acquire_at(&call, &mut taken, waker, elapsed)
             }
         };
-        *unlocked() = taken;
+        *lock(turn) = taken;
         say_kept(tool.py());
         match polled {
             Poll::Pending => Ok(None),

@@ -4,12 +4,14 @@
 //! one who has it and asks the store, or reads of its answers, or ends the interpreter.
 
 use std::mem;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
+
+use crate::turn::lock;
 
 struct ToPython;
 
@@ -21,7 +23,7 @@ impl Log for ToPython {
     fn log(&self, record: &Record<'_>) {
         let line = record.args().to_string();
         if record.target().starts_with("callgate::store::redis") {
-            let mut kept = kept();
+            let mut kept = lock(&KEPT);
             if kept.len() < MOST_KEPT {
                 kept.push(line);
             }
@@ -39,10 +41,6 @@ const MOST_KEPT: usize = 1_000;
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static HAS_KEPT: AtomicBool = AtomicBool::new(false);
 
-fn kept() -> MutexGuard<'static, Vec<String>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Says what was kept.
 #[inline]
 pub(crate) fn say_kept(py: Python<'_>) {
@@ -55,7 +53,7 @@ pub(crate) fn say_kept(py: Python<'_>) {
 fn say_all(py: Python<'_>) {
     HAS_KEPT.store(false, Ordering::Relaxed);
     // Handlers may come here again.
-    let lines = mem::take(&mut *kept());
+    let lines = mem::take(&mut *lock(&KEPT));
     for line in lines {
         warn(py, line);
     }
@@ -69,7 +67,7 @@ pub(crate) fn flush_log(py: Python<'_>) {
 
 /// It is the parent that says it.
 pub(crate) fn after_fork() {
-    kept().clear();
+    lock(&KEPT).clear();
 }
 
 fn warn(py: Python<'_>, line: String) {

@@ -1,12 +1,13 @@
 //! `StoreCounts`, and the numbers of all stores of this process.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use callgate::StoreMeter;
 use pyo3::prelude::*;
 
 use crate::seconds::seconds;
+use crate::turn::lock;
 
 /// What a limiter has asked of its Redis store, in this process.
 #[pyclass(frozen, eq, module = "callgate", get_all)]
@@ -63,7 +64,6 @@ impl StoreCounts {
 }
 
 /// What limiters have asked of their stores.
-#[derive(Default)]
 struct Stores {
     next: u64,
     live: BTreeMap<u64, (String, StoreMeter)>,
@@ -71,11 +71,11 @@ struct Stores {
     gone: BTreeMap<String, StoreCounts>,
 }
 
-static STORES: Mutex<Option<Stores>> = Mutex::new(None);
-
-fn stores() -> MutexGuard<'static, Option<Stores>> {
-    STORES.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static STORES: Mutex<Stores> = Mutex::new(Stores {
+    next: 0,
+    live: BTreeMap::new(),
+    gone: BTreeMap::new(),
+});
 
 /// A limiter's store, which counts for the metrics.
 pub(crate) struct Metered {
@@ -85,22 +85,17 @@ pub(crate) struct Metered {
 
 impl Metered {
     pub(crate) fn new(url: &str, meter: StoreMeter) -> Self {
-        let mut stores = stores();
-        let stores = stores.get_or_insert_default();
+        let mut stores = lock(&STORES);
         stores.next += 1;
-        let entry = (url.to_owned(), meter.clone());
-        stores.live.insert(stores.next, entry);
-        Self {
-            meter,
-            number: stores.next,
-        }
+        let number = stores.next;
+        stores.live.insert(number, (url.to_owned(), meter.clone()));
+        Self { meter, number }
     }
 }
 
 impl Drop for Metered {
     fn drop(&mut self) {
-        let mut stores = stores();
-        let stores = stores.get_or_insert_default();
+        let mut stores = lock(&STORES);
         if let Some((url, meter)) = stores.live.remove(&self.number) {
             let mut last = StoreCounts::of(&meter);
             last.is_down = false;
@@ -112,10 +107,7 @@ impl Drop for Metered {
 /// What was asked of each store in this process, by its URL.
 #[pyfunction]
 pub(crate) fn store_counts() -> Vec<(String, StoreCounts)> {
-    let stores = stores();
-    let Some(stores) = stores.as_ref() else {
-        return Vec::new();
-    };
+    let stores = lock(&STORES);
     let mut all = stores.gone.clone();
     for (url, meter) in stores.live.values() {
         all.entry(url.clone())
@@ -127,7 +119,5 @@ pub(crate) fn store_counts() -> Vec<(String, StoreCounts)> {
 
 /// Begins again from zero: what comes before a fork is the parent's.
 pub(crate) fn after_fork() {
-    if let Some(stores) = &mut *stores() {
-        stores.gone.clear();
-    }
+    lock(&STORES).gone.clear();
 }

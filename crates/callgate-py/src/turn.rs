@@ -5,7 +5,6 @@
 //! collector sees them, so that tasks whose event loop is gone go, and give up their places.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::mem;
 use std::num::NonZeroU64;
 use std::os::fd::RawFd;
@@ -26,7 +25,6 @@ use crate::decision::Decision;
 use crate::limiter::{Field, Limiter, call};
 use crate::logging::{say, say_kept};
 use crate::seconds::seconds;
-use crate::store_error;
 
 /// A call that waits for its turn: to be asked until it gives a decision.
 #[pyclass(frozen, module = "callgate._callgate")]
@@ -135,7 +133,7 @@ impl Turn {
     /// This thread waits for it.
     fn take_thread(&self, py: Python<'_>) -> PyResult<()> {
         if self.limiter.get().is_remote() {
-            let bell = Bell::of_thread().map_err(|error| cannot_wait(py, &error))?;
+            let bell = Bell::of_thread(py)?;
             let core = callgate::Turn::of(None, self.call.max_wait);
             *lock(&self.core) = core.answered_by(bell.waker(&self.sleeper));
             *lock(&self.bell) = Some(bell);
@@ -233,13 +231,6 @@ impl Drop for Turn {
     }
 }
 
-fn cannot_wait(py: Python<'_>, error: &io::Error) -> PyErr {
-    store_error(
-        py,
-        format!("an answer of the store cannot be waited for: {error}"),
-    )
-}
-
 type Key = (Instant, u64);
 type Timers = Mutex<BTreeMap<Key, Arc<Sleeper>>>;
 
@@ -296,7 +287,7 @@ impl Home {
             *lock(&turn.core) = core;
             return Ok(None);
         }
-        let bell = self.bell().map_err(|error| cannot_wait(py, &error))?;
+        let bell = self.bell(py)?;
         *lock(&turn.core) = core.answered_by(bell.waker(&turn.sleeper));
         let listens = self.listens.load(Ordering::Relaxed);
         Ok((!listens).then(|| bell.descriptor()))
@@ -378,11 +369,11 @@ impl Home {
 }
 
 impl Home {
-    fn bell(&self) -> io::Result<&Arc<Bell>> {
+    fn bell(&self, py: Python<'_>) -> PyResult<&Arc<Bell>> {
         if let Some(bell) = self.bell.get() {
             return Ok(bell);
         }
-        let bell = Bell::of_loop()?;
+        let bell = Bell::of_loop(py)?;
         Ok(self.bell.get_or_init(|| bell))
     }
 }

@@ -551,6 +551,12 @@ impl Part {
     }
 }
 
+/// A number that nobody can foretell.
+pub(crate) fn random() -> u64 {
+    // The standard library has no other source of randomness.
+    RandomState::new().hash_one(0)
+}
+
 /// What fingerprints are made with: who does not know it cannot make two keys share a bucket.
 ///
 /// `SipHash-1-3` of 128 bits (J.-P. Aumasson, D. J. Bernstein, "`SipHash`: a fast short-input PRF", 2012),
@@ -560,8 +566,6 @@ pub(crate) struct Secret(SipHasher13);
 
 impl Secret {
     pub(crate) fn new() -> Self {
-        // The standard library has no other source of randomness.
-        let random = || RandomState::new().hash_one(0);
         Self::of([random(), random()])
     }
 

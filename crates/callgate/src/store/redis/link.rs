@@ -16,7 +16,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
@@ -38,6 +37,7 @@ use super::address::{self, Address};
 use super::telling::{self, Telling, Word};
 use super::{Answer, Failure, Request, in_words};
 use crate::forking::unforked;
+use crate::rules::random;
 use crate::store::StoreCounts;
 
 /// So many calls go out together at most: the first of them are not to wait for too many others.
@@ -528,8 +528,7 @@ impl Driver {
 
 /// From a half of a time to all of it.
 fn part_of(time: Duration) -> Duration {
-    // The standard library has no other source of randomness.
-    let [random, ..] = RandomState::new().hash_one(0).to_le_bytes();
+    let [random, ..] = random().to_le_bytes();
     time / 2 + time / 512 * u32::from(random)
 }
 

@@ -5,7 +5,6 @@
 //! and whether it comes there does not matter.
 
 use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use redis::Cmd;
 
 use super::{Key, Keys, Terms};
 use crate::Rate;
+use crate::rules::random;
 
 /// How often it is told.
 pub(super) const EVERY: Duration = Duration::from_secs(2);
@@ -275,9 +275,4 @@ fn host() -> String {
     let told = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let told = told.or_else(|| env::var("HOSTNAME").ok());
     told.unwrap_or_default().trim().to_owned()
-}
-
-fn random() -> u64 {
-    // The standard library has no other source of randomness.
-    RandomState::new().hash_one(0)
 }
