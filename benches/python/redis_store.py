@@ -150,7 +150,7 @@ async def _same(url: str) -> AsyncGenerator[Acquire]:
     limit = ("1:1:1:0:1000000", 1, 1_000_000, 0, 1, 0)
     async with _client(url) as client:
         digest = await client.script_load(SCRIPT.read_text())
-        yield lambda: client.evalsha(digest, 2, "{same}:bucket", "{same}:pause", "take", *limit)
+        yield lambda: client.evalsha(digest, 2, "{same}:bucket", "{same}:pause", "take", 1, *limit)
 
 
 @contextlib.asynccontextmanager

@@ -48,7 +48,7 @@ const MOST_PARTS: u128 = 1 << 52;
 const LONGEST: u128 = 71 * 365 * 86_400 * 1_000_000;
 
 /// A time in microseconds: `whole + part / p`, with the `p` of a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Time {
     whole: u64,
     part: u64,
@@ -159,6 +159,18 @@ impl Time {
         let whole = u128::from(self.whole) * u128::from(count) + part / parts;
         Self::new(whole, part % parts)
     }
+
+    fn minus(self, other: Self, parts: u64) -> Option<Self> {
+        let borrows = self.part < other.part;
+        let part = if borrows {
+            self.part + parts
+        } else {
+            self.part
+        } - other.part;
+        let whole = self.whole.checked_sub(other.whole)?;
+        let whole = whole.checked_sub(u64::from(borrows))?;
+        Some(Self { whole, part })
+    }
 }
 
 /// Where the buckets of an application are.
@@ -173,7 +185,7 @@ pub(crate) struct Keys {
 }
 
 /// The name of a bucket or a pause in the store.
-pub(crate) type Key = Box<str>;
+pub(crate) type Key = Arc<str>;
 
 impl Keys {
     /// The most bytes of a prefix.
@@ -267,7 +279,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// What a call asks of one limit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) terms: Arc<Terms>,
     pub(crate) bucket: Key,
@@ -293,7 +305,15 @@ pub(crate) enum Request {
     Prove(Key),
 }
 
-/// What it came to.
+/// What equal requests came to, one after the other.
+struct Answers {
+    /// So many that are not handed out yet were admitted.
+    admitted: u64,
+    /// For each limit, after all of them.
+    found: SmallVec<[[u64; 4]; 2]>,
+}
+
+/// What a request came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) is_admitted: bool,
@@ -324,22 +344,43 @@ impl Answer {
 }
 
 impl Request {
-    /// The command, by the script's hash or with its text.
-    fn command(&self, by_hash: bool) -> Cmd {
+    /// The limits that a call is to be admitted by.
+    fn asks(&self) -> &[Ask] {
+        match self {
+            Self::Take(asks) | Self::Peek(asks) => asks,
+            Self::Pause { .. } | Self::Prove(_) => &[],
+        }
+    }
+
+    /// The first bucket that a call is charged to, and how much. Equal ones have the same.
+    fn first(&self) -> Option<(&str, Time)> {
+        match self {
+            Self::Take(asks) => asks.first().map(|ask| (&*ask.bucket, ask.price)),
+            _ => None,
+        }
+    }
+
+    /// Whether the script can answer both at once.
+    fn equals(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Take(asks), Self::Take(others)) if asks == others)
+    }
+
+    /// The command for so many equal ones, by the script's hash or with its text.
+    fn command(&self, count: u64, by_hash: bool) -> Cmd {
         let mut command = Cmd::new();
         if by_hash {
             command.arg("EVALSHA").arg(SCRIPT.get_hash());
         } else {
             command.arg("EVAL").arg(CODE);
         }
-        self.write(&mut command);
+        self.write(count, &mut command);
         command
     }
 
-    fn write(&self, command: &mut Cmd) {
-        let (mode, asks) = match self {
-            Self::Take(asks) => ("take", asks),
-            Self::Peek(asks) => ("peek", asks),
+    fn write(&self, count: u64, command: &mut Cmd) {
+        let mode = match self {
+            Self::Take(_) => "take",
+            Self::Peek(_) => "peek",
             Self::Pause { key, time, terms } => {
                 let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 command.arg(1).arg(&**key).arg("pause");
@@ -351,12 +392,12 @@ impl Request {
                 return;
             }
         };
-        command.arg(2 * asks.len());
-        for ask in asks {
+        command.arg(2 * self.asks().len());
+        for ask in self.asks() {
             command.arg(&*ask.bucket).arg(&*ask.pause);
         }
-        command.arg(mode);
-        for Ask { terms, price, .. } in asks {
+        command.arg(mode).arg(count);
+        for Ask { terms, price, .. } in self.asks() {
             command.arg(&*terms.limit).arg(terms.parts);
             for Time { whole, part } in [&terms.refill, price] {
                 command.arg(whole).arg(part);
@@ -364,56 +405,75 @@ impl Request {
         }
     }
 
-    /// Reads the reply; whatever is not just as the contract says is a failure.
-    fn read(&self, reply: &Value) -> Result<Answer, Failure> {
-        let answer = match (self, reply) {
+    /// Reads the reply to so many; whatever is not just as the contract says is a failure.
+    fn read(&self, count: u64, reply: &Value) -> Result<Answers, Failure> {
+        let answers = match (self, reply) {
             (_, Value::ServerError(error)) => return Err(Failure::Refused(error.clone().into())),
-            (Self::Take(asks) | Self::Peek(asks), Value::Array(values)) => read(asks, values),
-            (Self::Pause { .. } | Self::Prove(_), Value::Okay) => Some(Answer {
-                is_admitted: true,
-                limits: SmallVec::new(),
+            (Self::Take(_) | Self::Peek(_), Value::Array(values)) => self.answers(count, values),
+            (Self::Pause { .. } | Self::Prove(_), Value::Okay) => Some(Answers {
+                admitted: count,
+                found: SmallVec::new(),
             }),
             _ => None,
         };
-        answer.ok_or(Failure::Nonsense)
+        answers.ok_or(Failure::Nonsense)
     }
-}
 
-fn read(asks: &[Ask], values: &[Value]) -> Option<Answer> {
-    let whole = |value: &Value| match value {
-        Value::Int(number) => u64::try_from(*number)
-            .ok()
-            .filter(|number| *number < 1 << 53),
-        _ => None,
-    };
-    let numbers: SmallVec<[u64; 9]> = values.iter().map(whole).collect::<Option<_>>()?;
-    let (admitted, found) = numbers.split_first()?;
-    let (found, []) = found.as_chunks::<4>() else {
-        return None;
-    };
-    if found.len() != asks.len() {
-        return None;
+    fn answers(&self, count: u64, values: &[Value]) -> Option<Answers> {
+        let whole = |value: &Value| match value {
+            Value::Int(number) => u64::try_from(*number)
+                .ok()
+                .filter(|number| *number < 1 << 53),
+            _ => None,
+        };
+        let numbers: SmallVec<[u64; 9]> = values.iter().map(whole).collect::<Option<_>>()?;
+        let (&admitted, found) = numbers.split_first()?;
+        let (found, []) = found.as_chunks::<4>() else {
+            return None;
+        };
+        let all_admit = found.iter().all(|[wait, ..]| *wait == 0);
+        let mut limits = self.asks().iter().zip(found);
+        let makes_sense = found.len() == self.asks().len()
+            && admitted <= count
+            && all_admit == (admitted == count)
+            && limits.all(|(ask, found)| ask.read(*found, admitted.saturating_sub(1)).is_some());
+        makes_sense.then(|| Answers {
+            admitted,
+            found: found.into(),
+        })
     }
-    let limits = asks.iter().zip(found);
-    let limits = limits.map(|(ask, found)| ask.read(*found));
-    let limits: SmallVec<[Found; 2]> = limits.collect::<Option<_>>()?;
-    let answer = Answer {
-        is_admitted: limits.iter().all(|found| found.wait.is_zero()),
-        limits,
-    };
-    (u64::from(answer.is_admitted) == *admitted).then_some(answer)
+
+    /// What the next of them came to.
+    fn next(&self, answers: &mut Answers) -> Result<Answer, Failure> {
+        let is_admitted = answers.admitted > 0;
+        // So many were admitted after it.
+        answers.admitted = answers.admitted.saturating_sub(1);
+        let limits = self.asks().iter().zip(&answers.found);
+        let limits = limits.map(|(ask, &[wait, whole, part, paused])| {
+            let wait = if is_admitted { 0 } else { wait };
+            ask.read([wait, whole, part, paused], answers.admitted)
+        });
+        let limits = limits.collect::<Option<_>>().ok_or(Failure::Nonsense)?;
+        Ok(Answer {
+            is_admitted,
+            limits,
+        })
+    }
 }
 
 impl Ask {
-    fn read(&self, [wait, whole, part, paused]: [u64; 4]) -> Option<Found> {
+    /// How the limit's bucket was before so many later calls.
+    fn read(&self, [wait, whole, part, paused]: [u64; 4], later: u64) -> Option<Found> {
+        let Terms { parts, refill, .. } = &*self.terms;
         // Not emptier than when the pause ends.
-        let in_range = part < self.terms.parts && whole <= self.terms.refill.whole + paused;
-        let nanos = (u128::from(part) * 1_000).div_ceil(u128::from(self.terms.parts));
+        let in_range = part < *parts && whole <= refill.whole + paused;
+        let missing = Time { whole, part }.minus(self.price.times(later, *parts)?, *parts)?;
+        let nanos = (u128::from(missing.part) * 1_000).div_ceil(u128::from(*parts));
         let nanos = u64::try_from(nanos).ok()?;
         in_range.then(|| Found {
             wait: Duration::from_micros(wait),
-            tokens: self.terms.tokens(Time { whole, part }),
-            refill: Duration::from_micros(whole) + Duration::from_nanos(nanos),
+            tokens: self.terms.tokens(missing),
+            refill: Duration::from_micros(missing.whole) + Duration::from_nanos(nanos),
             paused: Duration::from_micros(paused),
         })
     }

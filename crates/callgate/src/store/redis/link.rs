@@ -14,7 +14,7 @@
 //!
 //! A link that is closed answers what was asked before, and then its thread ends.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +28,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
     PushInfo, PushKind, RedisResult, ServerErrorKind, Value,
 };
+use rustc_hash::FxBuildHasher;
 use tokio::runtime;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use tokio::task::JoinSet;
@@ -564,12 +565,14 @@ async fn send(
 ) -> Option<End> {
     batch.retain_mut(|pending| !pending.is_late());
     let give_up = Instant::now() + time;
-    let mut pipeline = Pipeline::with_capacity(batch.len());
-    for (place, pending) in batch.iter().enumerate() {
+    let groups = Groups::of(batch);
+    let mut pipeline = Pipeline::with_capacity(groups.all.len());
+    for (place, &(first, count)) in groups.all.iter().enumerate() {
         // The first one's text is the script for all.
-        pipeline.add_command(pending.request.command(by_hash || place > 0));
+        let by_hash = by_hash || place > 0;
+        pipeline.add_command(batch[first].request.command(count, by_hash));
     }
-    let replies = connection.send_packed_commands(&pipeline, 0, batch.len());
+    let replies = connection.send_packed_commands(&pipeline, 0, groups.all.len());
     tokio::pin!(replies);
     let mut late = 0;
     let replies = loop {
@@ -588,23 +591,75 @@ async fn send(
         }
     };
     match replies {
-        Ok(replies) => hand_out(replies, batch, by_hash),
+        Ok(replies) => hand_out(&replies, batch, &groups, by_hash),
         Err(error) if error.is_connection_dropped() => Some(End::Dropped),
         Err(error) => Some(End::Broken(in_words(error))),
     }
 }
 
-fn hand_out(replies: Vec<Value>, batch: &mut [Pending], by_hash: bool) -> Option<End> {
-    if replies.len() != batch.len() {
+/// Which requests of a batch are equal: the script answers them at once.
+struct Groups {
+    /// For each group its first request, and how many there are.
+    all: Vec<(usize, u64)>,
+    /// The group of each request.
+    of: Vec<usize>,
+}
+
+impl Groups {
+    fn of(batch: &[Pending]) -> Self {
+        let mut groups = Self {
+            all: Vec::with_capacity(batch.len()),
+            of: Vec::with_capacity(batch.len()),
+        };
+        let mut known: HashMap<_, usize, _> = HashMap::with_hasher(FxBuildHasher);
+        for (place, Pending { request, .. }) in batch.iter().enumerate() {
+            let first = request.first();
+            let known_as = first.and_then(|first| known.get(&first)).copied();
+            let is_equal = |group: &usize| {
+                let (first, _) = groups.all[*group];
+                batch[first].request.equals(request)
+            };
+            let group = known_as.filter(is_equal).unwrap_or(groups.all.len());
+            if let Some((_, count)) = groups.all.get_mut(group) {
+                *count += 1;
+            } else {
+                groups.all.push((place, 1));
+                known.extend(first.map(|first| (first, group)));
+            }
+            groups.of.push(group);
+        }
+        groups
+    }
+}
+
+fn hand_out(
+    replies: &[Value],
+    batch: &mut [Pending],
+    groups: &Groups,
+    by_hash: bool,
+) -> Option<End> {
+    if replies.len() != groups.all.len() {
         return Some(End::Broken(Failure::Nonsense.to_string()));
     }
     let mut end = None;
+    let replies = groups.all.iter().zip(replies);
+    let mut answers: Vec<_> = replies
+        .map(|(&(first, count), reply)| {
+            let is_known = !by_hash || !is_unknown_script(reply);
+            is_known.then(|| batch[first].request.read(count, reply))
+        })
+        .collect();
     let mut woken = Vec::with_capacity(batch.len());
-    for (pending, reply) in batch.iter_mut().zip(replies) {
-        if by_hash && is_unknown_script(&reply) {
+    for (pending, &group) in batch.iter_mut().zip(&groups.of) {
+        // Nobody waits for what is late: it is the last to be given something.
+        let answer = answers[group].as_mut().filter(|_| pending.is_open());
+        let Some(answer) = answer else {
             continue;
-        }
-        let result = pending.request.read(&reply);
+        };
+        let result = match answer {
+            Ok(answers) => pending.request.next(answers),
+            Err(failure) => Err(failure.clone()),
+        };
         match &result {
             Err(failure) if failure.is_about_a_key() => pending.state.tell(failure),
             Err(failure) => end = Some(End::Broken(failure.to_string())),
@@ -660,7 +715,8 @@ impl Connection {
 /// A connection that was seen to read and write a key.
 async fn connect(address: &Address) -> Result<Connection, String> {
     let proof = Request::Prove(address.keys.proof());
-    reach(address, &proof.command(false), |reply| proof.read(reply)).await
+    let first = proof.command(1, false);
+    reach(address, &first, |reply| proof.read(1, reply)).await
 }
 
 /// A connection to the server that has the keys, by the first node that leads there: its answer to a first command,

@@ -1,4 +1,5 @@
--- Decides a call under all of its limits in one step: all are charged, or none.
+-- Decides a call under all of its limits in one step: all are charged, or none. Or several equal calls, one after
+-- the other.
 --
 -- Times are in microseconds, by this server's clock, which is read once. A time is two numbers (a, b),
 -- and exactly a + b/p with whole a and 0 <= b < p, where p is the limit's: p tokens come in a whole
@@ -15,12 +16,13 @@
 --   is in tokens.
 --   A pause holds 'version:end'. Until then nobody draws, and then the limit's buckets are empty.
 -- ARGV: 'take', 'peek', 'pause' or 'prove'; and then
---   take, peek: for each limit 'limit', p, the time of its burst, and the price, which is a time too.
+--   take, peek: how many such calls there are (peek: 1), and for each limit 'limit', p, the time of its burst, and
+--   a call's price, which is a time too.
 --   pause: how long, and how long its end is to be remembered.
 -- Answers:
---   take, peek: 1 if all limits admit, or else 0. And for each of them: in how many microseconds it
---   does, the time in which its bucket is full (once charged, if it is), and how many microseconds its
---   pause goes on.
+--   take, peek: how many of the calls all limits admit. And for each limit: in how many microseconds it
+--   admits the next of them, 0 where none is left; the time in which its bucket is full (once charged, for take);
+--   and how many microseconds its pause goes on.
 --   pause, prove: 'OK'.
 --   An error that begins with CALLGATE is about the key that it names, or about the clock.
 --
@@ -152,11 +154,10 @@ if mode == 'pause' then
     return redis.status_reply('OK')
 end
 
-local admitted = 1
 local limits = {}
 
 for i = 1, #KEYS / 2 do
-    local at = 6 * i - 4
+    local at = 6 * i - 3
     local limit = ARGV[at]
     local p, burst_a, burst_b = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
     local price_a, price_b = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
@@ -167,20 +168,9 @@ for i = 1, #KEYS / 2 do
     if pause + burst_a > a or (pause + burst_a == a and burst_b > b) then
         a, b = pause + burst_a, burst_b
     end
-    local next_a, next_b = a + price_a, b + price_b
-    if next_b >= p then
-        next_a, next_b = next_a + 1, next_b - p
-    end
-    local wait = next_a - burst_a - now
-    if next_b > burst_b then
-        wait = wait + 1
-    end
-    if wait > 0 then
-        admitted = 0
-    end
     limits[i] = {
-        limit = limit, a = a, b = b, next_a = next_a, next_b = next_b, wait = math.max(wait, 0),
-        kept_a = kept_a, kept_b = kept_b, differs = differs, paused = math.max(pause - now, 0),
+        limit = limit, p = p, burst_a = burst_a, burst_b = burst_b, price_a = price_a, price_b = price_b,
+        a = a, b = b, kept_a = kept_a, kept_b = kept_b, differs = differs, paused = math.max(pause - now, 0),
     }
 end
 
@@ -188,13 +178,40 @@ if problem then
     return redis.error_reply('CALLGATE ' .. problem)
 end
 
+-- Whether all limits admit one more call, and what they would then be.
+local function admit()
+    local all = true
+    for _, found in ipairs(limits) do
+        local a, b = found.a + found.price_a, found.b + found.price_b
+        if b >= found.p then
+            a, b = a + 1, b - found.p
+        end
+        local wait = a - found.burst_a - now
+        if b > found.burst_b then
+            wait = wait + 1
+        end
+        found.next_a, found.next_b, found.wait = a, b, math.max(wait, 0)
+        all = all and wait <= 0
+    end
+    return all
+end
+
+local takes = mode == 'take'
+local admitted = 0
+local count = tonumber(ARGV[2])
+while admitted < count and admit() do
+    admitted = admitted + 1
+    for _, found in ipairs(takes and limits or {}) do
+        found.a, found.b = found.next_a, found.next_b
+    end
+end
+
 local answer = { admitted }
 for i, found in ipairs(limits) do
-    if mode == 'take' and admitted == 1 then
-        found.a, found.b = found.next_a, found.next_b
+    if takes and admitted > 0 then
         found.kept_a, found.kept_b, found.differs = found.a, found.b, true
     end
-    if mode == 'take' and found.differs then
+    if takes and found.differs then
         write(KEYS[2 * i - 1], string.format('%s:%.0f:%.0f', found.limit, found.kept_a, found.kept_b), found.kept_a)
     end
     answer[4 * i - 2] = found.wait

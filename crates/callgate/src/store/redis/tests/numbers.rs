@@ -128,8 +128,8 @@ fn prefixes_that_would_move_a_key_to_another_slot_are_refused() {
 fn replies_that_break_the_contract_are_no_answers() {
     let ask = ask(&keys(), "tool", &Limit::per_second(3).burst(2), 1);
     let request = take(std::slice::from_ref(&ask));
-    let good = request.read(&reply("*5\r\n:1\r\n:0\r\n:333333\r\n:1\r\n:0\r\n"));
-    assert!(good.expect("an answer").is_admitted);
+    let good = request.read(1, &reply("*5\r\n:1\r\n:0\r\n:333333\r\n:1\r\n:0\r\n"));
+    assert!(good.expect("an answer").admitted == 1);
     for bad in [
         "+OK\r\n",
         ":1\r\n",
@@ -157,16 +157,16 @@ fn replies_that_break_the_contract_are_no_answers() {
         "*5\r\n,1.5\r\n:0\r\n:0\r\n:0\r\n:0\r\n",
         "-ERR no\r\n",
     ] {
-        assert!(request.read(&reply(bad)).is_err(), "{bad:?}");
+        assert!(request.read(1, &reply(bad)).is_err(), "{bad:?}");
     }
     let pause = Request::Pause {
         key: ask.pause,
         time: Duration::from_secs(1),
         terms: ask.terms,
     };
-    assert!(pause.read(&reply("+OK\r\n")).is_ok());
-    assert!(pause.read(&reply("*1\r\n:1\r\n")).is_err());
-    assert!(pause.read(&reply("+NO\r\n")).is_err());
+    assert!(pause.read(1, &reply("+OK\r\n")).is_ok());
+    assert!(pause.read(1, &reply("*1\r\n:1\r\n")).is_err());
+    assert!(pause.read(1, &reply("+NO\r\n")).is_err());
 }
 
 #[test]

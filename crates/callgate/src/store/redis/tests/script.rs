@@ -45,12 +45,18 @@ impl Clocked {
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, Failure> {
+        let mut answers = self.ask_together(request, 1)?;
+        request.next(&mut answers)
+    }
+
+    /// Asks for so many equal ones.
+    fn ask_together(&mut self, request: &Request, count: u64) -> Result<Answers, Failure> {
         let mut command = Cmd::new();
         command.arg("EVAL").arg(&self.code);
-        request.write(&mut command);
+        request.write(count, &mut command);
         command.arg(self.now / SECOND).arg(self.now % SECOND);
         let reply = command.query(&mut self.connection);
-        request.read(&reply.map_err(Failure::Refused)?)
+        request.read(count, &reply.map_err(Failure::Refused)?)
     }
 
     fn take(&mut self, asks: &[Ask]) -> Answer {
@@ -277,7 +283,7 @@ fn a_bucket_expires_by_the_clock_of_the_server() {
     let mut clock = Vec::new();
     for command in [
         redis::cmd("TIME"),
-        take(&ask).command(false),
+        take(&ask).command(1, false),
         redis::cmd("TIME"),
     ] {
         let reply = command.query(&mut store.connection).expect("an answer");
@@ -807,6 +813,68 @@ fn decisions_are_those_of_exact_buckets() {
         for step in &steps {
             pair.run(step);
         }
+        Ok(())
+    });
+    result.unwrap();
+}
+
+/// The same limits twice: what was asked of them one by one, and at once.
+fn are_answered_alike(store: &mut Clocked, number: u64, limits: &[Arc<Terms>], steps: &Calls) {
+    let keys = store.keys.clone();
+    let asks = ["one by one", "at once"].map(|how| -> Vec<Ask> {
+        let asks = limits.iter().enumerate().map(|(limit, terms)| {
+            let name = format!("{limit} of {number}, {how}");
+            Ask {
+                bucket: keys.bucket(&name, []),
+                pause: keys.pause(&name, None),
+                price: terms.price(1).expect("at most the burst"),
+                terms: Arc::clone(terms),
+            }
+        });
+        asks.collect()
+    });
+    store.now = START;
+    for &(count, sixteenths, pauses) in steps {
+        let token = limits[0].token.whole + 1;
+        store.now += token * u64::from(sixteenths) / 16;
+        if pauses {
+            for asks in &asks {
+                store.pause(&asks[0], micros(token * 2));
+            }
+        }
+        let [one_by_one, at_once] = asks.each_ref().map(|asks| take(asks));
+        let one_by_one: Vec<_> = (0..count)
+            .map(|_| store.ask(&one_by_one).expect("an answer"))
+            .collect();
+        let mut answers = store.ask_together(&at_once, count).expect("an answer");
+        let at_once: Vec<_> = (0..count)
+            .map(|_| at_once.next(&mut answers).expect("an answer"))
+            .collect();
+        assert_eq!(one_by_one, at_once, "{limits:?}");
+        for (one, other) in asks[0].iter().zip(&asks[1]) {
+            assert_eq!(store.get(&one.bucket), store.get(&other.bucket));
+        }
+    }
+}
+
+/// How many, after how many sixteenths of a token, and whether there is a pause first.
+type Calls = Vec<(u64, u8, bool)>;
+
+#[test]
+fn equal_calls_at_once_are_answered_as_one_after_the_other() {
+    let store = std::cell::RefCell::new((Clocked::new(), 0));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        failure_persistence: None,
+        cases: 200,
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    });
+    let limits = prop::collection::vec(terms(), 1..4);
+    let calls = prop::collection::vec((1..20_u64, any::<u8>(), prop::bool::weighted(0.1)), 1..8);
+    let result = runner.run(&(limits, calls), |(limits, calls)| {
+        let (store, number) = &mut *store.borrow_mut();
+        *number += 1;
+        are_answered_alike(store, *number, &limits, &calls);
         Ok(())
     });
     result.unwrap();
