@@ -383,7 +383,7 @@ impl Limiter {
     #[inline(always)]
     pub(crate) fn decide(&self, call: &Call<'_>, now: impl Fn() -> u64) -> Decision<'_> {
         let rules = self.current.take();
-        let Some(route) = rules.candidate(call.tool()) else {
+        let Some(index) = rules.candidate(call.tool()) else {
             let open = rules.is_open();
             self.current.keep(rules);
             return if open {
@@ -392,6 +392,7 @@ impl Limiter {
                 Decision::UNRESTRICTED
             };
         };
+        let route = rules.route_at(index);
         let plain = route.plain.as_ref().filter(|_| call.given_cost().is_none());
         // The clock first: the names are compared while its answer is on its way.
         let time = now();
@@ -405,9 +406,23 @@ impl Limiter {
             self.current.keep(rules);
             return decision;
         }
+        self.decide_routed((rules, index), call, time, now).0
+    }
+
+    /// Decides where it takes longer. With its code in between, the decision of [`decide`](Self::decide) would be
+    /// written to memory and read again.
+    #[inline(never)]
+    fn decide_routed(
+        &self,
+        (rules, index): (InForce<'_>, usize),
+        call: &Call<'_>,
+        time: u64,
+        now: impl Fn() -> u64,
+    ) -> Apart<'_> {
+        let route = rules.route_at(index);
         let decided = self.decide_by(&rules, &route.limits, Some(route.number), call, time);
         self.current.keep(rules);
-        decided.unwrap_or_else(|| self.decide_apart(call, now).0)
+        decided.map_or_else(|| self.decide_apart(call, now), Apart)
     }
 
     /// Begins a call's line, if there is a trace.

@@ -286,8 +286,8 @@ impl Rules {
 
     /// The only tool named exactly that may have this name, on the short way; the caller compares.
     #[inline]
-    pub(crate) fn candidate(&self, tool: &str) -> Option<&Route> {
-        self.names.candidate(tool).map(|index| &self.routes[index])
+    pub(crate) fn candidate(&self, tool: &str) -> Option<usize> {
+        self.names.candidate(tool)
     }
 
     /// The tool of this name, if it is named exactly and has a short way.
