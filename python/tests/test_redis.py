@@ -533,7 +533,10 @@ def test_of_several_limits_the_strictest_says_what_becomes_of_a_call() -> None:
 
 def test_r35_raise_is_an_error_wherever_a_call_is_asked_for() -> None:
     limiter = Limiter({"search": hourly(2)}, store=NOBODY, on_store_error="raise")
-    message = r"^the store failed, and limit 'search' of tool 'search' says to raise"
+    message = (
+        r"^the store failed, and limit 'search' of tool 'search' says to raise an error then: "
+        r"the store is down: 127\.0\.0\.1:1: Connection refused"
+    )
     ran: list[str] = []
     sync = limiter.limit("search")(lambda: ran.append("sync"))
 

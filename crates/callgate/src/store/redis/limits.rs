@@ -48,6 +48,14 @@ impl StoreMeter {
     pub fn counts(&self) -> StoreCounts {
         self.0.counts()
     }
+
+    /// Why the store cannot be asked now, or could not the last time that it failed, in one line without user and
+    /// password; none where it never failed in this process.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let failure = self.0.last_failure()?;
+        Some(failure.to_string())
+    }
 }
 
 /// Who reads the meter does not keep the thread.

@@ -82,6 +82,8 @@ struct State {
     nanos: AtomicU64,
     /// The decisions that were made without it.
     alone: AtomicU64,
+    /// What came of the last call that failed.
+    last: Mutex<Option<Failure>>,
     /// When a key was last told of that is not as it should be.
     told: Mutex<Option<Instant>>,
 }
@@ -153,11 +155,7 @@ impl Link {
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(run) = self.here() {
-            let kept = run
-                .keeps
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let kept = lock(&run.keeps).take();
             drop(kept);
         }
     }
@@ -183,6 +181,13 @@ impl Link {
         if let Some(run) = self.here() {
             run.state.alone.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Why calls fail, or the last one that did.
+    pub(crate) fn last_failure(&self) -> Option<Failure> {
+        let state = &self.here()?.state;
+        let last = || lock(&state.last).clone();
+        state.failure().or_else(last)
     }
 
     pub(crate) fn counts(&self) -> StoreCounts {
@@ -262,9 +267,13 @@ impl Run {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl State {
     fn down(&self) -> MutexGuard<'_, Option<Down>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.down)
     }
 
     /// What a call comes to now, where the store is down.
@@ -289,7 +298,7 @@ impl State {
 
     /// Tells of a failure that is about a key, unless one was told of not long ago.
     fn tell(&self, failure: &Failure) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.told);
         if told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
             *told = Some(Instant::now());
             drop(told);
@@ -309,12 +318,16 @@ impl Pending {
     /// The same; says whom to wake.
     fn settle(&mut self, result: Result<Answer, Failure>) -> Option<Waker> {
         let answer = self.answer.take()?;
-        if result.is_ok() {
-            let nanos = u64::try_from(self.asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.state.nanos.fetch_add(nanos, Ordering::Relaxed);
-            self.state.answered.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.state.failed.fetch_add(1, Ordering::Relaxed);
+        match &result {
+            Ok(_) => {
+                let nanos = u64::try_from(self.asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.state.nanos.fetch_add(nanos, Ordering::Relaxed);
+                self.state.answered.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(failure) => {
+                self.state.failed.fetch_add(1, Ordering::Relaxed);
+                *lock(&self.state.last) = Some(failure.clone());
+            }
         }
         answer(result)
     }
