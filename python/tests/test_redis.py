@@ -36,7 +36,7 @@ from callgate import (
 
 from .quotas import admitted, hourly, in_another
 from .running import forked, hammer, run_program
-from .servers import PATIENCE, Server
+from .servers import PATIENCE, Server, cluster
 
 # From 3.12 on Python warns of any fork of a process that has threads.
 pytestmark = pytest.mark.filterwarnings(
@@ -648,6 +648,60 @@ def test_what_is_said_when_python_ends_is_not_lost(server: Server) -> None:
     url = server.url(timeout="100ms")
     said = run_program(PROGRAMS / "redis_log.py", url, str(server.process))
     assert said.count("is down") == 1
+
+
+# Clusters
+
+
+def asked_in_each_way(limiter: Limiter, times: int) -> list[Decision]:
+    """So many calls at once, in a row, and from a loop, each."""
+
+    async def several() -> list[Decision]:
+        return await asyncio.gather(*(limiter.acquire("search") for _ in range(times)))
+
+    found = [limiter.try_acquire("search") for _ in range(times)]
+    found += [limiter.acquire_sync("search") for _ in range(times)]
+    return found + asyncio.run(several())
+
+
+def test_r29_by_any_node_of_a_cluster_the_one_with_the_slot_decides() -> None:
+    with cluster() as nodes:
+        limits = {"search": hourly(90)}
+        limiters = [Limiter(limits, store=node.url(), on_store_error="deny") for node in nodes]
+        assert sum(sum(map(bool, asked_in_each_way(each, times=15))) for each in limiters) == 90
+        for limiter in limiters:
+            assert limiter.snapshot()["search"].remaining == 0
+            counts = limiter.store_counts()
+            assert counts is not None
+            assert (counts.failed, counts.alone, counts.is_down) == (0, 0, False)
+        # That of "test" is 6918, at the second node.
+        assert [node.ask("DBSIZE") != "0" for node in nodes] == [False, True, False]
+
+
+def test_r27_a_slot_that_moved_and_a_node_that_ended_are_followed_and_waited_for() -> None:
+    with cluster() as nodes:
+        limits = {"search": hourly(900)}
+        limiter = Limiter(limits, store=nodes[0].url(), on_store_error="deny")
+        raises = Limiter(limits, store=nodes[0].url(), on_store_error="raise")
+        assert all(asked_in_each_way(limiter, times=5))
+        assert raises.try_acquire("search")
+        third = nodes[2].ask("CLUSTER", "MYID")
+        nodes[1].ask("FLUSHALL")
+        for node in reversed(nodes):
+            node.ask("CLUSTER", "SETSLOT", "6918", "NODE", third)
+        assert limiter.try_acquire("search").reason == "store"
+        with pytest.raises(StoreError, match="MOVED 6918"):
+            raises.try_acquire("search")
+        until(lambda: limiter.try_acquire("search").admitted)
+        assert all(asked_in_each_way(limiter, times=5))
+
+        nodes[2].stop()
+        assert {decision.reason for decision in asked_in_each_way(limiter, times=5)} == {"store"}
+        with pytest.raises(StoreError):
+            raises.try_acquire("search")
+        nodes[2].restart()
+        until(lambda: limiter.try_acquire("search").admitted)
+        assert all(asked_in_each_way(limiter, times=5))
 
 
 # Forks
