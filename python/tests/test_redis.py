@@ -728,6 +728,47 @@ def test_r19_a_fork_beside_a_call_at_the_server_leaves_both_able_to_go_on(server
     assert limiter.snapshot()["search"].remaining == 100 - 1 - 5 * 3
 
 
+@pytest.mark.parametrize("asks", ["acquire_sync", "snapshot"])
+def test_r19_a_fork_in_the_midst_of_a_call_leaves_both_able_to_go_on(
+    server: Server, asks: str
+) -> None:
+    limiter = Limiter({"search": hourly(9)}, store=server.url(), on_store_error="deny")
+    assert limiter.try_acquire("search")
+    reading, writing = os.pipe()
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        child = os.fork()
+        children.append(child)
+        if child:
+            # It goes on, and listens first.
+            until(lambda: Path(f"/proc/{child}/stat").read_text().split()[2] == "S")
+            server.resume()
+
+    before = signal.signal(signal.SIGALRM, fork)
+    server.halt()
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        if asks == "snapshot":
+            found: Any = limiter.snapshot()["search"].remaining
+        else:
+            found = bool(limiter.acquire_sync("search"))
+        if children == [0]:
+            again = [bool(limiter.acquire_sync("search")) for _ in range(2)]
+            os.write(writing, json.dumps([found, *again]).encode())
+    finally:
+        if children == [0]:
+            os._exit(0)
+        signal.signal(signal.SIGALRM, before)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = json.load(pipe)
+    os.waitpid(children[0], 0)
+    assert found == (8 if asks == "snapshot" else True)
+    # Who asked was its parent.
+    assert told == [None if asks == "snapshot" else False, True, True]
+
+
 def test_r19_a_loop_in_a_child_is_its_own(redis_url: str) -> None:
     limiter = Limiter({"search": hourly(100)}, store=redis_url)
 
