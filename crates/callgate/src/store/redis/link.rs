@@ -688,6 +688,13 @@ pub(super) async fn reach<T>(
         reason = match timeout(address.timeout, reach_by(address, node, first, &read)).await {
             Ok(Ok(connection)) => return Ok(connection),
             Ok(Err(failure)) => format!("{node}: {failure}"),
+            // A server that does not speak TLS waits for the rest of what it takes for a command.
+            Err(_) if matches!(node, ConnectionAddr::TcpTls { .. }) => {
+                format!(
+                    "{node}: no answer in {:?} (does it speak TLS?)",
+                    address.timeout
+                )
+            }
             Err(_) => format!("{node}: no answer in {:?}", address.timeout),
         };
     }
