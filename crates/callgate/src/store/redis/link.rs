@@ -407,10 +407,11 @@ impl Driver {
         let address = Arc::clone(&self.address);
         let connecting = connect(&address);
         tokio::pin!(connecting);
-        let mut is_closed = false;
+        let (mut is_closed, mut was_late) = (false, false);
         loop {
             if is_closed && self.waiting.is_empty() {
-                return None;
+                let reason = || Err(format!("no answer in {:?}", address.timeout));
+                return was_late.then(reason);
             }
             let deadline = self.waiting.front().map(|first| first.deadline);
             tokio::select! {
@@ -419,6 +420,7 @@ impl Driver {
                 () = until(deadline) => {
                     if let Some(mut late) = self.waiting.pop_front() {
                         late.finish(Err(Failure::Late));
+                        was_late = true;
                     }
                 }
                 connection = &mut connecting => return Some(connection),
@@ -477,7 +479,11 @@ impl Driver {
                 },
                 count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
                     // What was asked before is answered, or late.
-                    while flights.join_next().await.is_some() {}
+                    while let Some(landed) = flights.join_next().await {
+                        if let Ok(Some(End::Broken(reason))) = landed {
+                            return End::Broken(reason);
+                        }
+                    }
                     if let Some(word) = self.word.end() {
                         let told = connection.commands.send_packed_command(&word);
                         let _ = timeout(self.address.timeout, told).await;
