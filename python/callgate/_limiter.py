@@ -291,6 +291,10 @@ class RemoteLimiter(Limiter):
         return self._snapshot(look)
 
 
+# As errors call it.
+RemoteLimiter.__name__ = "Limiter"
+
+
 def _admitted(decision: Decision) -> Decision:
     if not decision:
         raise RateLimitExceeded(decision)

@@ -108,6 +108,14 @@ def test_to_make_show_and_change_a_limiter_asks_nothing() -> None:
     assert limiter.try_acquire("search").reason == "store"
 
 
+def test_errors_call_the_class_what_users_call_it() -> None:
+    limiter: Any = Limiter({"search": hourly(2)}, store=NOBODY)
+    with pytest.raises(
+        AttributeError, match=r"^'(callgate\.)?Limiter' object has no attribute 'try_aquire'"
+    ):
+        limiter.try_aquire("search")
+
+
 def test_a_reload_keeps_what_is_to_become_of_calls_when_the_store_fails(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     limits = '[limits.search]\nrate = "1/h"\nburst = 3\n'
