@@ -37,7 +37,7 @@ class ConfigError(CallgateError, ValueError):
 class StoreError(CallgateError):
     """A Redis store could not be asked about a call, and a limit says to raise an error then.
 
-    Or its limiter is closed. The memory store can always be asked.
+    The message says why, without user and password. Or its limiter is closed. The memory store can always be asked.
     """
 
     __module__ = "callgate"

@@ -287,8 +287,12 @@ class RemoteLimiter(Limiter):
         """As the extension's."""
         look = self._look()
         while look is not None and (descriptor := look.asks_at()) is not None:
-            os.read(descriptor, 64)
+            _hear(descriptor)
         return self._snapshot(look)
+
+
+# As errors call it.
+RemoteLimiter.__name__ = "Limiter"
 
 
 def _admitted(decision: Decision) -> Decision:
@@ -351,7 +355,7 @@ def wait_in_thread(turn: Turn, name: str = "try_acquire") -> Decision:
             # Python runs signal handlers in either wait, and one that raises ends it.
             descriptor = turn.asks_at()
             if descriptor is not None:
-                os.read(descriptor, 64)
+                _hear(descriptor)
             else:
                 lock = threading.Lock()
                 lock.acquire()
@@ -360,6 +364,12 @@ def wait_in_thread(turn: Turn, name: str = "try_acquire") -> Decision:
         return decision
     finally:
         turn.leave()
+
+
+def _hear(descriptor: int) -> None:
+    """Waits until the store has answered, or for a second."""
+    with suppress(BlockingIOError):
+        os.read(descriptor, 64)
 
 
 def _frames_here() -> int:

@@ -1,4 +1,4 @@
-"""A `redis-server` of a test's own."""
+"""A server of a test's own: `redis-server`, or the program that `CALLGATE_REDIS_SERVER` names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE = 30
 """Seconds that anything may take that goes well."""
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 class Server:
@@ -24,8 +32,7 @@ class Server:
         Args:
             arguments: More of its options.
         """
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="callgate-redis-"))
         self._arguments = arguments
         self._process = self._run()
@@ -98,17 +105,40 @@ class Server:
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         options += ["--appendonly", "no", "--unixsocket", "socket", *self._arguments]
         process = subprocess.Popen(
-            ["redis-server", *options],  # noqa: S607 - wherever it is
+            [os.environ.get("CALLGATE_REDIS_SERVER", "redis-server"), *options],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
         end = time.monotonic() + PATIENCE
         while not self._listens():
-            assert time.monotonic() < end, "redis-server does not listen"
+            assert time.monotonic() < end, "the server does not listen"
             time.sleep(0.005)
         return process
 
     def _listens(self) -> bool:
         with socket.socket() as connection:
             return connection.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@contextmanager
+def cluster() -> Generator[list[Server], None, None]:
+    """Three nodes, each with a third of the slots."""
+    ports = [str(free_port()) for _ in range(3)]
+    nodes = [Server("--cluster-enabled", "yes", "--cluster-port", port) for port in ports]
+    try:
+        for place, node in enumerate(nodes):
+            first, last = 5462 * place, min(5462 * place + 5461, 16383)
+            node.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+            node.ask("CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port), ports[0])
+        end = time.monotonic() + PATIENCE
+        while not all("cluster_slots_ok:16384" in node.ask("CLUSTER", "INFO") for node in nodes):
+            assert time.monotonic() < end, "the nodes make no cluster"
+            time.sleep(0.02)
+        while not all("cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in nodes):
+            assert time.monotonic() < end, "the cluster does not start"
+            time.sleep(0.02)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.close()

@@ -36,7 +36,7 @@ from callgate import (
 
 from .quotas import admitted, hourly, in_another
 from .running import forked, hammer, run_program
-from .servers import PATIENCE, Server
+from .servers import PATIENCE, Server, cluster
 
 # From 3.12 on Python warns of any fork of a process that has threads.
 pytestmark = pytest.mark.filterwarnings(
@@ -106,6 +106,14 @@ def test_to_make_show_and_change_a_limiter_asks_nothing() -> None:
     assert counts is not None
     assert (counts.answered, counts.failed, counts.alone, counts.is_down) == (0, 0, 0, False)
     assert limiter.try_acquire("search").reason == "store"
+
+
+def test_errors_call_the_class_what_users_call_it() -> None:
+    limiter: Any = Limiter({"search": hourly(2)}, store=NOBODY)
+    with pytest.raises(
+        AttributeError, match=r"^'(callgate\.)?Limiter' object has no attribute 'try_aquire'"
+    ):
+        limiter.try_aquire("search")
 
 
 def test_a_reload_keeps_what_is_to_become_of_calls_when_the_store_fails(tmp_path: Path) -> None:
@@ -533,7 +541,10 @@ def test_of_several_limits_the_strictest_says_what_becomes_of_a_call() -> None:
 
 def test_r35_raise_is_an_error_wherever_a_call_is_asked_for() -> None:
     limiter = Limiter({"search": hourly(2)}, store=NOBODY, on_store_error="raise")
-    message = r"^the store failed, and limit 'search' of tool 'search' says to raise"
+    message = (
+        r"^the store failed, and limit 'search' of tool 'search' says to raise an error then: "
+        r"the store is down: 127\.0\.0\.1:1: Connection refused"
+    )
     ran: list[str] = []
     sync = limiter.limit("search")(lambda: ran.append("sync"))
 
@@ -647,6 +658,60 @@ def test_what_is_said_when_python_ends_is_not_lost(server: Server) -> None:
     assert said.count("is down") == 1
 
 
+# Clusters
+
+
+def asked_in_each_way(limiter: Limiter, times: int) -> list[Decision]:
+    """So many calls at once, in a row, and from a loop, each."""
+
+    async def several() -> list[Decision]:
+        return await asyncio.gather(*(limiter.acquire("search") for _ in range(times)))
+
+    found = [limiter.try_acquire("search") for _ in range(times)]
+    found += [limiter.acquire_sync("search") for _ in range(times)]
+    return found + asyncio.run(several())
+
+
+def test_r29_by_any_node_of_a_cluster_the_one_with_the_slot_decides() -> None:
+    with cluster() as nodes:
+        limits = {"search": hourly(90)}
+        limiters = [Limiter(limits, store=node.url(), on_store_error="deny") for node in nodes]
+        assert sum(sum(map(bool, asked_in_each_way(each, times=15))) for each in limiters) == 90
+        for limiter in limiters:
+            assert limiter.snapshot()["search"].remaining == 0
+            counts = limiter.store_counts()
+            assert counts is not None
+            assert (counts.failed, counts.alone, counts.is_down) == (0, 0, False)
+        # That of "test" is 6918, at the second node.
+        assert [node.ask("DBSIZE") != "0" for node in nodes] == [False, True, False]
+
+
+def test_r27_a_slot_that_moved_and_a_node_that_ended_are_followed_and_waited_for() -> None:
+    with cluster() as nodes:
+        limits = {"search": hourly(900)}
+        limiter = Limiter(limits, store=nodes[0].url(), on_store_error="deny")
+        raises = Limiter(limits, store=nodes[0].url(), on_store_error="raise")
+        assert all(asked_in_each_way(limiter, times=5))
+        assert raises.try_acquire("search")
+        third = nodes[2].ask("CLUSTER", "MYID")
+        nodes[1].ask("FLUSHALL")
+        for node in reversed(nodes):
+            node.ask("CLUSTER", "SETSLOT", "6918", "NODE", third)
+        assert limiter.try_acquire("search").reason == "store"
+        with pytest.raises(StoreError, match="MOVED 6918"):
+            raises.try_acquire("search")
+        until(lambda: limiter.try_acquire("search").admitted)
+        assert all(asked_in_each_way(limiter, times=5))
+
+        nodes[2].stop()
+        assert {decision.reason for decision in asked_in_each_way(limiter, times=5)} == {"store"}
+        with pytest.raises(StoreError):
+            raises.try_acquire("search")
+        nodes[2].restart()
+        until(lambda: limiter.try_acquire("search").admitted)
+        assert all(asked_in_each_way(limiter, times=5))
+
+
 # Forks
 
 
@@ -669,6 +734,47 @@ def test_r19_a_fork_beside_a_call_at_the_server_leaves_both_able_to_go_on(server
         thread.join(PATIENCE)
         assert found.pop()
     assert limiter.snapshot()["search"].remaining == 100 - 1 - 5 * 3
+
+
+@pytest.mark.parametrize("asks", ["acquire_sync", "snapshot"])
+def test_r19_a_fork_in_the_midst_of_a_call_leaves_both_able_to_go_on(
+    server: Server, asks: str
+) -> None:
+    limiter = Limiter({"search": hourly(9)}, store=server.url(), on_store_error="deny")
+    assert limiter.try_acquire("search")
+    reading, writing = os.pipe()
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        child = os.fork()
+        children.append(child)
+        if child:
+            # It goes on, and listens first.
+            until(lambda: Path(f"/proc/{child}/stat").read_text().split()[2] == "S")
+            server.resume()
+
+    before = signal.signal(signal.SIGALRM, fork)
+    server.halt()
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        if asks == "snapshot":
+            found: Any = limiter.snapshot()["search"].remaining
+        else:
+            found = bool(limiter.acquire_sync("search"))
+        if children == [0]:
+            again = [bool(limiter.acquire_sync("search")) for _ in range(2)]
+            os.write(writing, json.dumps([found, *again]).encode())
+    finally:
+        if children == [0]:
+            os._exit(0)
+        signal.signal(signal.SIGALRM, before)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = json.load(pipe)
+    os.waitpid(children[0], 0)
+    assert found == (8 if asks == "snapshot" else True)
+    # Who asked was its parent.
+    assert told == [None if asks == "snapshot" else False, True, True]
 
 
 def test_r19_a_loop_in_a_child_is_its_own(redis_url: str) -> None:

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use callgate::{ConfigError, Level, Limit, Limiter, LimiterBuilder, Unit};
+use callgate::{ConfigError, Level, Limit, Limiter, LimiterBuilder, OnStoreError, Unit};
 use clap::Args;
 
 use crate::table::{grouped, hide_if_empty, listed, shown, table};
@@ -38,17 +38,16 @@ impl Check {
 
     fn report(&self) -> Result<Outcome, ConfigError> {
         let builder = LimiterBuilder::from_file(&self.file)?;
-        let store = builder.store_url().map(str::to_owned);
+        let store = store(&builder);
+        let url = builder.store_url();
+        let is_remote = url.is_some_and(|url| !url.starts_with("shm:"));
         let limiter = builder.in_memory().build()?;
         let limits = limiter.snapshot();
         let mut out = format!(
-            "{}\n\n{}\n\nThe most that one bucket admits in any window of that length, in tokens:\n\n{}\n",
-            heading(
-                &self.file.to_string_lossy(),
-                limits.len(),
-                store.as_deref(),
-                limiter.is_dry_run()
-            ),
+            "{}: {}{store}{}\n\n{}\n\nThe most that one bucket admits in any window of that length, in tokens:\n\n{}\n",
+            shown(&self.file.to_string_lossy()),
+            number(limits.len()),
+            settings(&limiter, is_remote),
             limits_table(&limits),
             most_table(&limits)?,
         );
@@ -62,19 +61,37 @@ impl Check {
     }
 }
 
-fn heading(file: &str, limits: usize, store: Option<&str>, dry_run: bool) -> String {
-    let limits = match limits {
+fn number(limits: usize) -> String {
+    match limits {
         1 => "1 limit".to_owned(),
         many => format!("{many} limits"),
-    };
-    let mut heading = format!("{}: {limits}", shown(file));
-    if let Some(store) = store {
-        let _ = write!(heading, "\nstore: {}", shown(store));
     }
-    if dry_run {
-        heading.push_str("\ndry_run = true: every call passes; what would be refused is counted");
+}
+
+/// Where the buckets are, on a line of its own; nothing where there is no store.
+fn store(builder: &LimiterBuilder) -> String {
+    match (builder.store_url(), builder.unset_variable()) {
+        (Some(url), _) => format!("\nstore: {}", shown(url)),
+        (None, Some(variable)) => {
+            let variable = shown(variable);
+            format!("\nstore: where the environment variable {variable} says; it is not set here")
+        }
+        (None, None) => String::new(),
     }
-    heading
+}
+
+/// What holds for all limits, each on a line of its own.
+fn settings(limiter: &Limiter, is_remote: bool) -> String {
+    let mut settings = String::new();
+    let policy = limiter.when_store_fails();
+    if let Some(policy) = policy.or(is_remote.then(OnStoreError::default)) {
+        let _ = write!(settings, "\non_store_error = \"{policy}\"");
+        settings.push_str(": what becomes of calls while the store fails");
+    }
+    if limiter.is_dry_run() {
+        settings.push_str("\ndry_run = true: every call passes; what would be refused is counted");
+    }
+    settings
 }
 
 fn limits_table(limits: &[Level<'_>]) -> String {
@@ -85,6 +102,7 @@ fn limits_table(limits: &[Level<'_>]) -> String {
         "cost",
         "max_wait",
         "max_concurrent",
+        "on_store_error",
         "per",
         "tools",
     ];
@@ -97,6 +115,7 @@ fn limits_table(limits: &[Level<'_>]) -> String {
         } else {
             limit.shared_by().map_or_else(|| shown(name), listed)
         };
+        let policy = limit.when_store_fails();
         table.add_row([
             shown(name),
             rate(limit),
@@ -104,11 +123,12 @@ fn limits_table(limits: &[Level<'_>]) -> String {
             grouped(limit.default_cost()),
             max_wait(limit),
             limit.most_concurrent().map_or_else(String::new, grouped),
+            policy.map_or_else(String::new, |policy| policy.to_string()),
             listed(&per),
             tools,
         ]);
     }
-    for column in [4, 5] {
+    for column in [4, 5, 6] {
         hide_if_empty(&mut table, column);
     }
     table.trim_fmt()

@@ -8,8 +8,10 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::process;
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -19,9 +21,14 @@ use crate::turn::{Sleeper, lock};
 pub(crate) struct Bell {
     /// Those who were answered since somebody looked.
     answered: Mutex<Vec<Arc<Sleeper>>>,
+    process: u32,
     rings: UnixStream,
     hears: UnixStream,
 }
+
+/// A thread looks this often whether it was answered: a forked child that goes on where its parent waits may have
+/// read the byte.
+const LISTENS: Duration = Duration::from_secs(1);
 
 /// So many are kept.
 const MOST_IDLE: usize = 16;
@@ -47,6 +54,10 @@ impl Bell {
     }
 
     pub(crate) fn give_back(self: Arc<Self>) {
+        // A parent's is its own.
+        if self.process != process::id() {
+            return;
+        }
         let mut idle = lock(&IDLE);
         if idle.len() < MOST_IDLE {
             idle.push(self);
@@ -61,8 +72,10 @@ impl Bell {
     fn new() -> io::Result<Arc<Self>> {
         let (rings, hears) = UnixStream::pair()?;
         rings.set_nonblocking(true)?;
+        hears.set_read_timeout(Some(LISTENS))?;
         Ok(Arc::new(Self {
             answered: Mutex::default(),
+            process: process::id(),
             rings,
             hears,
         }))

@@ -671,8 +671,9 @@ impl Limiter {
         match polled {
             Poll::Pending => Ok(None),
             Poll::Ready(decision) => {
-                let decided =
-                    self.count(&text, decision, now, |asked| asked.decision_or_error(tool));
+                let decided = self.count(&text, decision, now, |asked| {
+                    asked.decision_or_error(self, tool)
+                });
                 decided.map(Some)
             }
         }
@@ -728,14 +729,21 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     /// The decision; where the store failed and that is to be an error, the error.
-    fn decision_or_error<'py>(self, tool: &Bound<'py, PyString>) -> PyResult<Bound<'py, Decision>> {
+    fn decision_or_error<'py>(
+        self,
+        limiter: &Limiter,
+        tool: &Bound<'py, PyString>,
+    ) -> PyResult<Bound<'py, Decision>> {
         if let Core::Rejected(rejection) = &self.decision
             && rejection.raises()
         {
+            let why = limiter.metered.as_ref();
+            let why = why.and_then(|metered| metered.meter.failure());
             let message = format!(
-                "the store failed, and limit '{}' of tool '{}' says to raise an error then (the log says why it failed)",
+                "the store failed, and limit '{}' of tool '{}' says to raise an error then: {}",
                 rejection.limit(),
-                tool.to_string_lossy()
+                tool.to_string_lossy(),
+                why.as_deref().unwrap_or("nobody answers in this process")
             );
             return Err(store_error(tool.py(), message));
         }

@@ -58,7 +58,8 @@ impl LimiterBuilder {
     /// ```
     ///
     /// # Errors
-    /// When the file cannot be read, is larger than 1 MiB or anything in it is refused.
+    /// When the file cannot be read, is larger than 1 MiB or anything in it is refused. Where the store's URL is in an
+    /// environment variable that is [not set](Self::unset_variable), [`build`](Self::build) says so.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         let name = path.to_string_lossy();
@@ -98,12 +99,24 @@ impl LimiterBuilder {
         let mut reading = Reading {
             text,
             problems: Vec::new(),
+            unset: None,
         };
-        let builder = reading.file(document.get_ref(), &errors);
-        if reading.problems.is_empty() {
-            Ok(builder)
-        } else {
-            Err(report(name, text, reading.problems))
+        let mut builder = reading.file(document.get_ref(), &errors);
+        let mut problems = reading.problems;
+        let is_good = problems.is_empty();
+        let (variable, problem) = reading.unset.unzip();
+        problems.extend(problem);
+        if problems.is_empty() {
+            return Ok(builder);
+        }
+        let error = report(name, text, problems);
+        match variable.filter(|_| is_good) {
+            // Who only looks at the limits does without.
+            Some(variable) => {
+                builder.unset = Some((variable, error));
+                Ok(builder)
+            }
+            None => Err(error),
         }
     }
 }
@@ -254,6 +267,8 @@ struct Reading<'t> {
     /// To be shown.
     text: &'t str,
     problems: Vec<Problem>,
+    /// The variable that the store's URL is to be in, where it is not set, and what is wrong then.
+    unset: Option<(String, Problem)>,
 }
 
 /// A key of a limit as the file has it.
@@ -321,7 +336,7 @@ impl Reading<'_> {
         for (key, value) in in_order(table) {
             let text = value.get_ref().as_str();
             let found = match (&**key.get_ref(), text) {
-                ("url" | "url_env", _) if url.is_some() => {
+                ("url" | "url_env", _) if url.is_some() || self.unset.is_some() => {
                     let why = "store has both `url` and `url_env`";
                     let problem = Problem::new(why, key.span(), "only one of them is allowed");
                     self.problems.push(problem);
@@ -346,12 +361,18 @@ impl Reading<'_> {
             let checked = found.and_then(|found| store::check(&found).map(|()| found));
             match checked {
                 Ok(found) => url = Some(found),
-                Err(error) => self
-                    .problems
-                    .push(Problem::new(error.to_string(), value.span(), "")),
+                Err(error) => {
+                    let problem = Problem::new(error.to_string(), value.span(), "");
+                    let is_unset = |name: &&str| !name.is_empty() && env::var_os(name).is_none();
+                    let in_variable = key.get_ref() == "url_env";
+                    match text.filter(|_| in_variable).filter(is_unset) {
+                        Some(name) => self.unset = Some((name.to_owned(), problem)),
+                        None => self.problems.push(problem),
+                    }
+                }
             }
         }
-        if url.is_none() && self.problems.len() == before {
+        if url.is_none() && self.unset.is_none() && self.problems.len() == before {
             let label = "`url` or `url_env` is missing";
             self.problems.push(Problem::new(
                 "store does not say where it is",

@@ -96,6 +96,7 @@ impl Limiter {
             clock: None,
             trace: None,
             store: None,
+            unset: None,
         }
     }
 
@@ -182,7 +183,11 @@ impl Limiter {
             clock,
             trace,
             store,
+            unset,
         } = limits;
+        if let Some((_, error)) = unset {
+            return Err(error);
+        }
         if let Some(url) = &store
             && !self.is_of_store(url)
         {
@@ -782,6 +787,8 @@ pub struct LimiterBuilder {
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
     trace: Option<Trace>,
     store: Option<Url>,
+    /// The environment variable that is to say where the store is and is not set, and what to say of that.
+    pub(crate) unset: Option<(String, ConfigError)>,
 }
 
 impl fmt::Debug for LimiterBuilder {
@@ -874,9 +881,17 @@ impl LimiterBuilder {
         self.store.as_ref().map(|url| &*url.shown)
     }
 
+    /// The environment variable in which a file says that the store's URL is, where it is not set here: then
+    /// [`build`](Self::build) fails, unless the buckets are kept [in this process](Self::in_memory).
+    #[must_use]
+    pub fn unset_variable(&self) -> Option<&str> {
+        self.unset.as_ref().map(|(variable, _)| &**variable)
+    }
+
     /// Keeps the buckets in this process after all: for those who only look at the limits of a file.
     pub fn in_memory(mut self) -> Self {
         self.store = None;
+        self.unset = None;
         self
     }
 
@@ -886,6 +901,9 @@ impl LimiterBuilder {
     /// When a rate, burst or cost is out of range, a name is empty or given twice, or the default limit
     /// names tools; when a store is wrong or cannot be used, or there is a clock beside it.
     pub fn build(self) -> Result<Limiter, ConfigError> {
+        if let Some((_, error)) = self.unset {
+            return Err(error);
+        }
         if self.store.is_some() && self.clock.is_some() {
             let allowed = "left out: all processes that share a store have one clock";
             return Err(ConfigError::new("clock", allowed, "one beside a store"));

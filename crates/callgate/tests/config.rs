@@ -153,9 +153,14 @@ fn a_file_says_where_the_store_is() {
         ("url = 'memory'", "store must be a store's URL"),
         ("url = 'http://:secret@127.0.0.1'", "a store's URL"),
         (
-            "url_env = 'CALLGATE_TEST_NO_SUCH_VARIABLE'",
+            "url_env = 'CALLGATE_TEST_NO_SUCH_VARIABLE'\nulr = 1",
             "environment variable that is set",
         ),
+        (
+            "url_env = 'CALLGATE_TEST_NO_SUCH_VARIABLE'\nurl = 'shm:/x'",
+            "only one of them is allowed",
+        ),
+        ("url_env = ''", "environment variable that is set"),
         ("url_env = 2", "environment variable that is set"),
         (
             "url = 'shm:/x'\nurl_env = 'HOME'",
@@ -189,6 +194,27 @@ fn a_file_says_where_the_store_is() {
         .build()
         .expect_err("no such folder");
     assert!(error.to_string().starts_with("store must be "), "{error}");
+}
+
+#[test]
+fn a_variable_that_is_not_set_is_missed_when_a_limiter_is_made_with_the_store() {
+    const NAME: &str = "CALLGATE_TEST_NO_SUCH_VARIABLE";
+    let text = format!("{}\n[store]\nurl_env = '{NAME}'\n", good());
+    let read = || LimiterBuilder::from_toml(&text, "limits.toml").expect("a good file");
+    assert_eq!(read().unset_variable(), Some(NAME));
+    let limiter = read().in_memory().build().expect("it needs no store");
+    for missed in [
+        read().build().map(drop),
+        limiter.reload(read()),
+        LimiterBuilder::from_toml(&text, "limits.toml").and_then(|read| read.build().map(drop)),
+    ] {
+        let said = missed.expect_err("no store").to_string();
+        let why = format!("the name of an environment variable that is set, got '{NAME}'");
+        assert!(
+            said.contains(&why) && said.contains("--> limits.toml:"),
+            "{said}"
+        );
+    }
 }
 
 fn with_wait(wait: &str) -> String {

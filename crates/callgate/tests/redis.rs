@@ -377,7 +377,7 @@ fn r24_new_tenants_free_nobody_and_what_is_full_again_is_gone() {
 }
 
 /// What a limiter says whose store has failed, by policy.
-fn assert_policies(url: &str) {
+fn assert_policies(url: &str, reason: &str) {
     let [local, deny, admit, raise] = [
         OnStoreError::Local,
         OnStoreError::Deny,
@@ -397,6 +397,8 @@ fn assert_policies(url: &str) {
                 (Reason::Store, "search")
             );
             assert_eq!(rejection.raises(), raises);
+            let meter = limiter.store_meter().expect("a store over a network");
+            assert!(meter.failure().is_some_and(|why| why.contains(reason)));
             assert_ne!(rejection.retry_after, Some(Duration::ZERO));
         }
     }
@@ -429,24 +431,23 @@ fn assert_policies(url: &str) {
 #[test]
 fn r30_where_nobody_listens_each_policy_is_as_written() {
     let port = server::free_port();
-    assert_policies(&format!(
-        "redis://127.0.0.1:{port}?prefix=test&timeout=100ms"
-    ));
+    let url = format!("redis://127.0.0.1:{port}?prefix=test&timeout=100ms");
+    assert_policies(&url, "Connection refused");
 }
 
 #[test]
 fn r30_where_nobody_answers_each_policy_is_as_written() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    assert_policies(&format!(
-        "redis://127.0.0.1:{port}?prefix=test&timeout=100ms"
-    ));
+    let url = format!("redis://127.0.0.1:{port}?prefix=test&timeout=100ms");
+    assert_policies(&url, "answer");
 }
 
 #[test]
 fn r29_where_the_store_answers_errors_each_policy_is_as_written() {
     let server = Server::with(&["--requirepass", "secret"]);
-    assert_policies(&format!("redis://127.0.0.1:{}?prefix=test", server.port));
+    let url = format!("redis://127.0.0.1:{}?prefix=test", server.port);
+    assert_policies(&url, "NOAUTH");
 }
 
 #[test]

@@ -181,6 +181,12 @@ impl StoreMeter {
     pub fn counts(&self) -> StoreCounts {
         match self.0 {}
     }
+
+    /// Why the store cannot be asked now, or could not the last time that it failed.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        match self.0 {}
+    }
 }
 
 #[derive(Debug)]

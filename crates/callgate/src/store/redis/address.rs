@@ -65,7 +65,9 @@ impl Address {
             "redis" | "rediss" => (nodes(hosts, PORT, is_tls)?, None, path),
             "redis+sentinel" | "rediss+sentinel" => {
                 let (service, database) = path.split_once('/').unwrap_or((path, ""));
-                if service.is_empty() {
+                // A number alone is the database for other clients.
+                let is_database = !path.contains('/') && path.parse::<u64>().is_ok();
+                if service.is_empty() || is_database {
                     let allowed = "with the service's name after the hosts, as in \
                         'redis+sentinel://host:26379/service?prefix=myapp'";
                     return Err(refused(allowed, &given()));

@@ -21,6 +21,7 @@ use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
 use crate::bucket::{Bucket, Fill, MAX_NANOS};
 use crate::clock::nanos;
 use crate::store::{Key, StoreCounts, Verdict, memory};
+use crate::waiting::forks;
 use crate::{ConfigError, Limit};
 
 /// Whether this is a store's URL; opens nothing.
@@ -47,6 +48,14 @@ impl StoreMeter {
     #[must_use]
     pub fn counts(&self) -> StoreCounts {
         self.0.counts()
+    }
+
+    /// Why the store cannot be asked now, or could not the last time that it failed, in one line without user and
+    /// password; none where it never failed in this process.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let failure = self.0.last_failure()?;
+        Some(failure.to_string())
     }
 }
 
@@ -125,6 +134,7 @@ impl Store {
 
     /// Asks for a call's tokens; the answer wakes.
     pub(crate) fn ask(&self, mut question: Question, waker: &Waker) -> Asking {
+        let forks = forks();
         let slot = Arc::new(Slot::default());
         slot.lock().waker = Some(waker.clone());
         let there = Arc::clone(&slot);
@@ -133,7 +143,11 @@ impl Store {
             state.result = Some((result, Instant::now()));
             state.waker.take()
         });
-        Asking { question, slot }
+        Asking {
+            question,
+            slot,
+            forks,
+        }
     }
 
     /// The same for a thread that has time.
@@ -158,6 +172,7 @@ impl Store {
             return None;
         }
         let (answer, answered) = mpsc::sync_channel(1);
+        let forks = forks();
         self.link.ask(Request::Peek(asks), move |result| {
             // Nobody may wait for it any more.
             let _ = answer.send(result);
@@ -166,6 +181,7 @@ impl Store {
         Some(Peeking {
             answered,
             told: None,
+            forks,
         })
     }
 
@@ -313,6 +329,8 @@ impl Question {
 pub(crate) struct Asking {
     question: Question,
     slot: Arc<Slot>,
+    /// In which process it was asked: a forked child gets no answer.
+    forks: u64,
 }
 
 /// Where the answer comes to.
@@ -334,7 +352,8 @@ impl Slot {
 impl Asking {
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Answered> {
         let mut awaited = self.slot.lock();
-        let Some((result, at)) = awaited.result.take() else {
+        let lost = || (self.forks != forks()).then(|| (Err(Failure::Lost), Instant::now()));
+        let Some((result, at)) = awaited.result.take().or_else(lost) else {
             awaited.waker = Some(waker.clone());
             return Poll::Pending;
         };
@@ -358,12 +377,15 @@ impl Drop for Asking {
 pub(crate) struct Peeking {
     answered: Receiver<Result<Answer, Failure>>,
     told: Option<Result<Answer, Failure>>,
+    /// As of [`Asking`].
+    forks: u64,
 }
 
 impl Peeking {
     pub(crate) fn is_told(&mut self) -> bool {
         if self.told.is_none() {
-            self.told = self.answered.try_recv().ok();
+            let lost = || (self.forks != forks()).then_some(Err(Failure::Lost));
+            self.told = self.answered.try_recv().ok().or_else(lost);
         }
         self.told.is_some()
     }

@@ -83,6 +83,8 @@ struct State {
     nanos: AtomicU64,
     /// The decisions that were made without it.
     alone: AtomicU64,
+    /// What came of the last call that failed.
+    last: Mutex<Option<Failure>>,
     /// When a key was last told of that is not as it should be.
     told: Mutex<Option<Instant>>,
 }
@@ -154,11 +156,7 @@ impl Link {
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(run) = self.here() {
-            let kept = run
-                .keeps
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let kept = lock(&run.keeps).take();
             drop(kept);
         }
     }
@@ -184,6 +182,13 @@ impl Link {
         if let Some(run) = self.here() {
             run.state.alone.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Why calls fail, or the last one that did.
+    pub(crate) fn last_failure(&self) -> Option<Failure> {
+        let state = &self.here()?.state;
+        let last = || lock(&state.last).clone();
+        state.failure().or_else(last)
     }
 
     pub(crate) fn counts(&self) -> StoreCounts {
@@ -263,9 +268,13 @@ impl Run {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl State {
     fn down(&self) -> MutexGuard<'_, Option<Down>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.down)
     }
 
     /// What a call comes to now, where the store is down.
@@ -290,7 +299,7 @@ impl State {
 
     /// Tells of a failure that is about a key, unless one was told of not long ago.
     fn tell(&self, failure: &Failure) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.told);
         if told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
             *told = Some(Instant::now());
             drop(told);
@@ -310,12 +319,16 @@ impl Pending {
     /// The same; says whom to wake.
     fn settle(&mut self, result: Result<Answer, Failure>) -> Option<Waker> {
         let answer = self.answer.take()?;
-        if result.is_ok() {
-            let nanos = u64::try_from(self.asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.state.nanos.fetch_add(nanos, Ordering::Relaxed);
-            self.state.answered.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.state.failed.fetch_add(1, Ordering::Relaxed);
+        match &result {
+            Ok(_) => {
+                let nanos = u64::try_from(self.asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.state.nanos.fetch_add(nanos, Ordering::Relaxed);
+                self.state.answered.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(failure) => {
+                self.state.failed.fetch_add(1, Ordering::Relaxed);
+                *lock(&self.state.last) = Some(failure.clone());
+            }
         }
         answer(result)
     }
@@ -395,10 +408,11 @@ impl Driver {
         let address = Arc::clone(&self.address);
         let connecting = connect(&address);
         tokio::pin!(connecting);
-        let mut is_closed = false;
+        let (mut is_closed, mut was_late) = (false, false);
         loop {
             if is_closed && self.waiting.is_empty() {
-                return None;
+                let reason = || Err(format!("no answer in {:?}", address.timeout));
+                return was_late.then(reason);
             }
             let deadline = self.waiting.front().map(|first| first.deadline);
             tokio::select! {
@@ -407,6 +421,7 @@ impl Driver {
                 () = until(deadline) => {
                     if let Some(mut late) = self.waiting.pop_front() {
                         late.finish(Err(Failure::Late));
+                        was_late = true;
                     }
                 }
                 connection = &mut connecting => return Some(connection),
@@ -465,7 +480,11 @@ impl Driver {
                 },
                 count = self.asked.recv_many(&mut batch, TOGETHER) => if count == 0 {
                     // What was asked before is answered, or late.
-                    while flights.join_next().await.is_some() {}
+                    while let Some(landed) = flights.join_next().await {
+                        if let Ok(Some(End::Broken(reason))) = landed {
+                            return End::Broken(reason);
+                        }
+                    }
                     if let Some(word) = self.word.end() {
                         let told = connection.commands.send_packed_command(&word);
                         let _ = timeout(self.address.timeout, told).await;
@@ -731,6 +750,13 @@ pub(super) async fn reach<T>(
         reason = match timeout(address.timeout, reach_by(address, node, first, &read)).await {
             Ok(Ok(connection)) => return Ok(connection),
             Ok(Err(failure)) => format!("{node}: {failure}"),
+            // A server that does not speak TLS waits for the rest of what it takes for a command.
+            Err(_) if matches!(node, ConnectionAddr::TcpTls { .. }) => {
+                format!(
+                    "{node}: no answer in {:?} (does it speak TLS?)",
+                    address.timeout
+                )
+            }
             Err(_) => format!("{node}: no answer in {:?}", address.timeout),
         };
     }

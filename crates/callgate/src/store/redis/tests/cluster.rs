@@ -131,6 +131,29 @@ fn secret_server() -> (Server, String) {
     (server, url)
 }
 
+#[test]
+fn a_port_without_tls_that_is_spoken_to_over_tls_is_told_of() {
+    let server = Server::start();
+    let url = format!(
+        "rediss://127.0.0.1:{}?prefix=test&timeout=100ms",
+        server.port
+    );
+    let link = Link::new(Address::parse(&url).expect("a URL"));
+    let keys = Keys::new("test").expect("a prefix");
+    let token = take(&[ask(&keys, "tool", &Limit::per_day(1), 1)]);
+    loop {
+        // The first ones may wait as long as it takes to know.
+        match link.ask_blocking(token.clone()) {
+            Err(Failure::Late) => {}
+            answer => {
+                let failure = answer.expect_err("no TLS").to_string();
+                assert!(failure.contains("does it speak TLS?"), "{failure}");
+                return;
+            }
+        }
+    }
+}
+
 fn ask_once(url: &str) -> Result<Answer, Failure> {
     let keys = Keys::new("test").expect("a prefix");
     let link = Link::new(Address::parse(url).expect("a URL"));

@@ -599,6 +599,7 @@ fn a_link_that_is_closed_answers_who_waits_or_is_late_and_ends_its_thread() {
         let _ = stream.read_to_end(&mut Vec::new());
         let _ = closed.send(());
     });
+    logged(port);
     let link = link(&format!(
         "redis://127.0.0.1:{port}?prefix=test&timeout=200ms"
     ));
@@ -627,6 +628,40 @@ fn a_link_that_is_closed_answers_who_waits_or_is_late_and_ends_its_thread() {
     was_closed
         .recv_timeout(Duration::from_secs(30))
         .expect("the connection is closed");
+    assert_is_told(port);
+}
+
+/// That a store is down, once, in good time.
+fn assert_is_told(port: u16) {
+    let started = Instant::now();
+    while logged(port).is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(30), "not told");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let logged = logged(port);
+    assert!(
+        logged.len() == 1 && logged[0].contains("is down: no answer in 200ms"),
+        "{logged:?}"
+    );
+}
+
+#[test]
+fn a_link_that_is_closed_tells_that_what_was_asked_before_was_not_answered() {
+    let server = Server::start();
+    logged(server.port);
+    let link = link(&format!("{}?prefix=test&timeout=200ms", server.url()));
+    let _ = recovered(&link, &token(9));
+    assert_eq!(logged(server.port).len() % 2, 0);
+    server.signal("STOP");
+    link.ask(token(9), |_| None);
+    link.close();
+    let last = || logged(server.port).pop();
+    let is_told = || last().is_some_and(|line| line.contains("is down: no answer in 200ms"));
+    let started = Instant::now();
+    while !is_told() {
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", last());
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

@@ -194,6 +194,11 @@ fn urls_of_all_forms_are_read() {
             "redis+sentinel://h,i:3/main/1",
             "h:26379 i:3",
         ),
+        (
+            "redis+sentinel://h/0/?prefix=a",
+            "redis+sentinel://h/0/",
+            "h:26379",
+        ),
     ] {
         let address = Address::parse(url).expect(url);
         assert_eq!(address.to_string(), shown);
@@ -260,6 +265,10 @@ fn urls_are_refused_with_what_is_allowed_and_without_the_password() {
         (
             "redis+sentinel://h?prefix=a",
             "url must be with the service's name after the hosts, as in 'redis+sentinel://host:26379/service?prefix=myapp', got 'redis+sentinel://h'",
+        ),
+        (
+            "redis+sentinel://h/0?prefix=a",
+            "url must be with the service's name after the hosts, as in 'redis+sentinel://host:26379/service?prefix=myapp', got 'redis+sentinel://h/0'",
         ),
         (
             "redis://u:secret%ff@h?prefix=a",

@@ -1,4 +1,4 @@
-//! A `redis-server` of a test's own.
+//! A server of a test's own: `redis-server`, or the program that `CALLGATE_REDIS_SERVER` names.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
-use redis::{Client, Connection, Value};
+use redis::{Client, Connection, IntoConnectionInfo, RedisConnectionInfo, Value};
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -49,7 +49,7 @@ impl Server {
             let port = free_port();
             Some((port, run(port, &folder, &arguments)?))
         });
-        let (port, process) = started.expect("redis-server starts");
+        let (port, process) = started.expect("the server starts");
         Self {
             process,
             port,
@@ -103,9 +103,11 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// A plain connection to it.
+    /// A plain connection to it, which asks nothing by itself.
     pub(super) fn connect(&self) -> Connection {
-        let client = Client::open(self.url()).expect("a URL");
+        let server = self.url().into_connection_info().expect("a URL");
+        let plain = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let client = Client::open(server.set_redis_settings(plain)).expect("a URL");
         client.get_connection().expect("it listens")
     }
 
@@ -148,7 +150,8 @@ pub(super) fn free_port() -> u16 {
 
 /// A server that listens, unless it ended at once.
 fn run(port: u16, folder: &Path, arguments: &[String]) -> Option<Child> {
-    let mut process = Command::new("redis-server")
+    let program = env::var("CALLGATE_REDIS_SERVER");
+    let mut process = Command::new(program.as_deref().unwrap_or("redis-server"))
         // A file comes before options.
         .args(arguments)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
@@ -163,7 +166,7 @@ fn run(port: u16, folder: &Path, arguments: &[String]) -> Option<Child> {
         if process.try_wait().expect("a process").is_some() {
             return None;
         }
-        assert!(started.elapsed() < PATIENCE, "redis-server does not listen");
+        assert!(started.elapsed() < PATIENCE, "the server does not listen");
         thread::sleep(Duration::from_millis(5));
     }
     Some(process)
