@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::address::Address;
 use super::link::{Connection, End, Pending, State, connect, fly};
 
-/// Beside one connection it is tried so often to make a lane: there may be a server that has no room for more.
+/// Beside one connection a lane is made once in such a time: there may be a server that has no room for more.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// For so short a time nobody looks whether the connection has ended.
@@ -91,7 +91,7 @@ impl Lane {
         let Some(line) = &mut place.line else {
             let deadline = pending.deadline;
             by_link(pending);
-            // The answer has to travel.
+            // While the answer is on its way.
             if let Some(beside) = beside {
                 place.make(&self.address, beside, deadline);
             }
