@@ -344,7 +344,7 @@ impl Limiter {
     }
 
     /// Lets go of a store over a network: what was asked before is answered, in the store's timeout, and then
-    /// the thread and the connection end. Whoever waits is woken, and all calls from now on are decided as when
+    /// the thread and the connections end. Whoever waits is woken, and all calls from now on are decided as when
     /// the store fails. With other stores it does nothing.
     ///
     /// A limiter that is dropped does so by itself.

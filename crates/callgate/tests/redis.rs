@@ -187,7 +187,7 @@ fn every_one_of_many_calls_at_once_is_admitted_that_the_bucket_holds() {
 fn an_agent_in_a_loop_costs_the_store_nothing() {
     let server = Server::start();
     let limits = || tokens(2).per(["tenant"]);
-    // Each proves its connection first.
+    // Each proves its connection first, and this one a second one for whoever waits.
     let limiter = limiter(&url(&server), limits());
     for tenant in ["a", "b"] {
         let call = CALL.field("tenant", tenant);
@@ -199,7 +199,7 @@ fn an_agent_in_a_loop_costs_the_store_nothing() {
     }
     let other = built(&url(&server), search(limits()));
     assert_eq!(admitted(&other, &CALL.field("tenant", "a"), 10_000), 0);
-    assert_eq!(runs(&server), 7, "what another spent it was told once");
+    assert_eq!(runs(&server), 8, "what another spent it was told once");
 }
 
 #[test]
@@ -250,6 +250,19 @@ fn a_pause_holds_for_all_who_share_the_store() {
             (Some(0), Some(9))
         );
     }
+}
+
+#[test]
+fn a_pause_holds_here_before_the_store_has_heard_of_it() {
+    let server = Server::start();
+    let limiter = limiter(&url(&server), tokens(1_000));
+    // The last ones on another way than a pause.
+    assert_eq!(admitted(&limiter, &CALL, 4), 4);
+    server.signal("STOP");
+    let minute = Duration::from_secs(60);
+    limiter.pause("search", minute, None).expect("a limit");
+    assert_eq!(refused(&limiter, &CALL).reason, Reason::Paused);
+    server.signal("CONT");
 }
 
 #[test]

@@ -6,11 +6,13 @@
 //!
 //! - [`Terms`] are a limit in these numbers, and [`Keys`] tell where its buckets are;
 //! - a [`Request`] asks one thing of the script, in one step and for all limits of a call;
-//! - a [`link::Link`] takes it there and brings the [`Answer`], or a [`Failure`] in good time;
+//! - a [`link::Link`] takes it there and brings the [`Answer`], or a [`Failure`] in good time, and a [`lane`] is
+//!   its short way for a thread that waits;
 //! - a [`Store`] is all of that as a limiter has it, with what this process knows of its [`Buckets`];
 //! - [`telling`] is what a process says of itself, and a [`Look`] finds that and the buckets, for people.
 
 mod address;
+mod lane;
 mod limits;
 mod link;
 mod look;

@@ -187,7 +187,7 @@ impl Store {
 
     /// Lets nobody draw for so long; of the default limit only from the buckets of a tool.
     ///
-    /// Nobody waits for that: what is asked afterwards comes there afterwards.
+    /// Nobody waits for that: until it comes there, whoever asks in this process is refused by its own buckets.
     pub(crate) fn pause(&self, buckets: &Buckets, tool: Option<&str>, time: Duration) {
         let request = Request::Pause {
             key: buckets.keys.pause(&buckets.account.name, tool),

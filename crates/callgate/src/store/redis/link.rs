@@ -1,9 +1,10 @@
 //! The way to a store and back: one connection, one deadline for each call, and a breaker.
 //!
-//! All calls of a process go down one connection, which a thread of our own has made. What is asked while
+//! The calls of a process go down one connection, which a thread of our own has made. What is asked while
 //! it is busy goes out together, and the answers come back together: under load, a read and a write of the
 //! socket are shared by many calls. What was sent is never sent again, for it may have been done; the one
-//! exception is a call whose script the server does not know.
+//! exception is a call whose script the server does not know. A thread that waits for its answer, alone, has a
+//! shorter way beside it: the [`lane`](super::lane).
 //!
 //! A call fails at its deadline, whatever it is waiting for. A connection that left something unanswered
 //! for that long, or on which the store answered with an error that is not about one key, is given up, and
@@ -35,6 +36,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 
 use super::address::{self, Address};
+use super::lane::Lane;
 use super::telling::{self, Telling, Word};
 use super::{Answer, Failure, Request, in_words};
 use crate::forking::unforked;
@@ -72,12 +74,15 @@ struct Run {
     /// Until it is closed: what keeps the thread.
     keeps: Mutex<Option<UnboundedSender<Pending>>>,
     state: Arc<State>,
+    lane: Lane,
 }
 
 /// What a thread tells about its store.
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     down: Mutex<Option<Down>>,
+    /// The number of the connection that the thread has: odd while there is one.
+    connection: AtomicU64,
     answered: AtomicU64,
     failed: AtomicU64,
     nanos: AtomicU64,
@@ -101,10 +106,10 @@ struct Down {
 type OnAnswer = Box<dyn FnOnce(Result<Answer, Failure>) -> Option<Waker> + Send>;
 
 /// A request on its way; answered once, whatever happens.
-struct Pending {
+pub(super) struct Pending {
     request: Request,
     asked: Instant,
-    deadline: Instant,
+    pub(super) deadline: Instant,
     answer: Option<OnAnswer>,
     state: Arc<State>,
 }
@@ -127,11 +132,36 @@ impl Link {
         request: Request,
         answer: impl FnOnce(Result<Answer, Failure>) -> Option<Waker> + Send + 'static,
     ) {
+        if let Some((run, pending)) = self.begin(request, answer) {
+            run.send(pending);
+        }
+    }
+
+    /// Asks the store and waits for the answer. Not for threads on which others' tasks run.
+    pub(crate) fn ask_blocking(&self, request: Request) -> Result<Answer, Failure> {
+        let (answer, answered) = blocking::sync_channel(1);
+        let asked = self.begin(request, move |result| {
+            // The receiver waits below.
+            let _ = answer.send(result);
+            None
+        });
+        if let Some((run, pending)) = asked {
+            run.lane.ask(pending, |pending| run.send(pending));
+        }
+        answered.recv().unwrap_or(Err(Failure::Lost))
+    }
+
+    /// What is to be asked here; none if it is answered already.
+    fn begin(
+        &self,
+        request: Request,
+        answer: impl FnOnce(Result<Answer, Failure>) -> Option<Waker> + Send + 'static,
+    ) -> Option<(&Run, Pending)> {
         let Some(run) = self.run() else {
             if let Some(waker) = answer(Err(Failure::Lost)) {
                 waker.wake();
             }
-            return;
+            return None;
         };
         let asked = Instant::now();
         let mut pending = Pending {
@@ -141,15 +171,11 @@ impl Link {
             answer: Some(Box::new(answer)),
             state: Arc::clone(&run.state),
         };
-        match run.state.failure() {
-            Some(failure) => pending.finish(Err(failure)),
-            // Where the thread is gone, dropping it answers.
-            None => {
-                if let Some(queue) = run.queue.upgrade() {
-                    drop(queue.send(pending));
-                }
-            }
+        if let Some(failure) = run.state.failure() {
+            pending.finish(Err(failure));
+            return None;
         }
+        Some((run, pending))
     }
 
     /// Answers what was asked before, and nothing more.
@@ -158,18 +184,8 @@ impl Link {
         if let Some(run) = self.here() {
             let kept = lock(&run.keeps).take();
             drop(kept);
+            run.lane.close();
         }
-    }
-
-    /// Asks the store and waits for the answer. Not for threads on which others' tasks run.
-    pub(crate) fn ask_blocking(&self, request: Request) -> Result<Answer, Failure> {
-        let (answer, answered) = blocking::sync_channel(1);
-        self.ask(request, move |result| {
-            // The receiver waits below.
-            let _ = answer.send(result);
-            None
-        });
-        answered.recv().unwrap_or(Err(Failure::Lost))
     }
 
     /// What a request comes to now, where the store is known to be down.
@@ -233,7 +249,9 @@ impl Run {
     /// Starts a thread, which ends when this is dropped.
     fn start(address: Arc<Address>, telling: Arc<Telling>) -> std::io::Result<Self> {
         let (queue, asked) = mpsc::unbounded_channel();
+        let (complain, complaints) = mpsc::unbounded_channel();
         let state = Arc::new(State::default());
+        let lane = Lane::new(Arc::clone(&address), Arc::clone(&state), complain);
         let runtime = runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -242,6 +260,7 @@ impl Run {
             word: Word::new(telling, &address.keys),
             address,
             asked,
+            complaints,
             waiting: VecDeque::new(),
             state: Arc::clone(&state),
             pause: FIRST_PAUSE,
@@ -260,7 +279,15 @@ impl Run {
             queue: queue.downgrade(),
             keeps: Mutex::new(Some(queue)),
             state,
+            lane,
         })
+    }
+
+    /// Has the thread ask. Where that is gone, dropping it answers.
+    fn send(&self, pending: Pending) {
+        if let Some(queue) = self.queue.upgrade() {
+            drop(queue.send(pending));
+        }
     }
 
     fn is_here(&self) -> bool {
@@ -285,6 +312,12 @@ impl State {
             reason: Arc::clone(&down.reason),
             retry: down.until.saturating_duration_since(Instant::now()),
         })
+    }
+
+    /// The number of the connection that there is.
+    pub(super) fn connection(&self) -> Option<u64> {
+        let number = self.connection.load(Ordering::Relaxed);
+        (number % 2 == 1).then_some(number)
     }
 
     fn counts(&self) -> StoreCounts {
@@ -358,6 +391,8 @@ struct Driver {
     address: Arc<Address>,
     word: Word,
     asked: UnboundedReceiver<Pending>,
+    /// Why the lane is no good, and beside which connection.
+    complaints: UnboundedReceiver<(u64, String)>,
     /// Those that wait for a connection, in the order of their deadlines.
     waiting: VecDeque<Pending>,
     state: Arc<State>,
@@ -366,7 +401,7 @@ struct Driver {
 }
 
 /// How a connection came to its end.
-enum End {
+pub(super) enum End {
     /// Before anybody asked, or since nobody will.
     Unused,
     /// By the other side; there may be another.
@@ -391,7 +426,9 @@ impl Driver {
                 Some(Err(reason)) => End::Broken(reason),
                 Some(Ok(connection)) => {
                     self.up();
-                    self.serve(connection).await
+                    let end = self.serve(connection).await;
+                    self.state.connection.fetch_add(1, Ordering::Relaxed);
+                    end
                 }
             };
             if let End::Broken(reason) = &end {
@@ -466,6 +503,12 @@ impl Driver {
                     }
                     Err(failed) => return End::Broken(failed.to_string()),
                 },
+                // What is asked after a complaint is to find the store down.
+                Some((number, reason)) = self.complaints.recv() => {
+                    if self.state.connection() == Some(number) {
+                        return End::Broken(reason);
+                    }
+                }
                 // Those on their way would know more of it.
                 () = connection.end(), if flights.is_empty() => {
                     return if was_answered { End::Dropped } else { End::Unused };
@@ -496,6 +539,7 @@ impl Driver {
     }
 
     fn up(&mut self) {
+        self.state.connection.fetch_add(1, Ordering::Relaxed);
         let down = self.state.down().take();
         if let Some(down) = down {
             let time = down.since.elapsed();
@@ -561,7 +605,7 @@ async fn until(time: Option<Instant>) {
 }
 
 /// Sends requests together and hands out the answers; says if the connection is to be given up.
-async fn fly(
+pub(super) async fn fly(
     mut connection: MultiplexedConnection,
     mut batch: Vec<Pending>,
     time: Duration,
@@ -722,7 +766,7 @@ impl Connection {
     }
 
     /// Waits until the other side has ended it.
-    async fn end(&mut self) {
+    pub(super) async fn end(&mut self) {
         while let Some(event) = self.events.recv().await {
             if event.kind == PushKind::Disconnection {
                 return;
@@ -732,7 +776,7 @@ impl Connection {
 }
 
 /// A connection that was seen to read and write a key.
-async fn connect(address: &Address) -> Result<Connection, String> {
+pub(super) async fn connect(address: &Address) -> Result<Connection, String> {
     let proof = Request::Prove(address.keys.proof());
     let first = proof.command(1, false);
     reach(address, &first, |reply| proof.read(1, reply)).await

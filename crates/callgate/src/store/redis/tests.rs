@@ -1,6 +1,7 @@
 //! Against servers that each test starts for itself.
 
 mod cluster;
+mod lane;
 mod link;
 mod look;
 mod numbers;

@@ -14,33 +14,43 @@ use super::server::{Server, free_port};
 use super::*;
 
 /// Longer than anything takes that goes well.
-const PATIENCE: &str = "timeout=20s";
+pub(super) const PATIENCE: &str = "timeout=20s";
 
-fn link(url: &str) -> Link {
+pub(super) fn link(url: &str) -> Link {
     Link::new(Address::parse(url).expect("a URL"))
 }
 
-fn patient(server: &Server) -> Link {
+pub(super) fn patient(server: &Server) -> Link {
     link(&format!("{}?prefix=test&{PATIENCE}", server.url()))
 }
 
+/// Asks as those do who do not wait in their thread.
+fn by_link(link: &Link, request: Request) -> Result<Answer, Failure> {
+    let (answer, answered) = mpsc::channel();
+    link.ask(request, move |result| {
+        answer.send(result).expect("it waits");
+        None
+    });
+    answered.recv().expect("an answer")
+}
+
 /// A token of "tool", of which there are so many and no more.
-fn token(burst: u64) -> Request {
+pub(super) fn token(burst: u64) -> Request {
     let keys = Keys::new("test").expect("a prefix");
     take(&[ask(&keys, "tool", &Limit::per_day(1).burst(burst), 1)])
 }
 
 /// The whole tokens that are left of so many.
-fn left(link: &Link, burst: u64) -> u64 {
+pub(super) fn left(link: &Link, burst: u64) -> u64 {
     let Request::Take(asks) = token(burst) else {
         unreachable!("it is one");
     };
-    let answer = link.ask_blocking(Request::Peek(asks));
+    let answer = by_link(link, Request::Peek(asks));
     answer.expect("an answer").limits[0].tokens
 }
 
-fn is_admitted(link: &Link, burst: u64) -> bool {
-    let answer = link.ask_blocking(token(burst));
+pub(super) fn is_admitted(link: &Link, burst: u64) -> bool {
+    let answer = by_link(link, token(burst));
     answer.expect("an answer").is_admitted
 }
 
@@ -48,7 +58,7 @@ fn is_admitted(link: &Link, burst: u64) -> bool {
 pub(super) fn recovered(link: &Link, request: &Request) -> Answer {
     let started = Instant::now();
     loop {
-        match link.ask_blocking(request.clone()) {
+        match by_link(link, request.clone()) {
             Ok(answer) => return answer,
             Err(failure) => {
                 assert!(started.elapsed() < Duration::from_secs(30), "{failure}");
@@ -59,7 +69,7 @@ pub(super) fn recovered(link: &Link, request: &Request) -> Answer {
 }
 
 /// What was logged about a store; it is told apart from others by its port.
-fn logged(port: u16) -> Vec<String> {
+pub(super) fn logged(port: u16) -> Vec<String> {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     static INSTALLED: Once = Once::new();
     struct Lines;
@@ -129,8 +139,7 @@ fn a_socket_a_user_and_a_database_are_reached() {
             "NOPERM",
         ),
     ] {
-        let failure = link(&url)
-            .ask_blocking(token(1))
+        let failure = by_link(&link(&url), token(1))
             .expect_err("refused")
             .to_string();
         assert!(failure.contains(reason), "{failure}");
@@ -242,7 +251,7 @@ fn r27_a_server_that_restarts_is_found_again_and_told_of_once() {
         server.stop();
         let mut failures = 0;
         while failures < 100 {
-            failures += usize::from(link.ask_blocking(token(1)).is_err());
+            failures += usize::from(by_link(&link, token(1)).is_err());
         }
         assert!(link.counts().is_down);
         server.restart();
@@ -263,13 +272,10 @@ fn r27_a_server_that_became_a_replica_is_left_until_it_takes_writes() {
     let link = patient(&server);
     assert!(is_admitted(&link, 3));
     server.run(&format!("REPLICAOF 127.0.0.1 {}", free_port()));
-    let first = link
-        .ask_blocking(token(3))
-        .expect_err("refused")
-        .to_string();
+    let first = by_link(&link, token(3)).expect_err("refused").to_string();
     assert!(first.contains("READONLY"), "{first}");
     for _ in 0..20 {
-        let failure = link.ask_blocking(token(3)).expect_err("down");
+        let failure = by_link(&link, token(3)).expect_err("down");
         let is_down = matches!(failure, Failure::Down { retry, .. } if retry.as_secs() < 4);
         assert!(is_down, "{failure}");
     }
@@ -292,8 +298,7 @@ fn a_server_without_memory_charges_no_limit_of_a_call() {
         ask(&keys, "tool", &limit, 1),
         ask(&keys, "other", &limit, 1),
     ]);
-    let failure = link
-        .ask_blocking(both.clone())
+    let failure = by_link(&link, both.clone())
         .expect_err("no memory")
         .to_string();
     assert!(failure.contains("OOM"), "{failure}");
@@ -313,14 +318,14 @@ fn what_a_key_holds_fails_its_own_calls_alone() {
     let bucket = keys.bucket("bad", []);
     server.run(&format!("SET {bucket} rubbish"));
     let bad = take(&[ask(&keys, "bad", &Limit::per_second(1), 1)]);
-    let failure = link.ask_blocking(bad).expect_err("no bucket").to_string();
+    let failure = by_link(&link, bad).expect_err("no bucket").to_string();
     assert!(failure.contains(&*bucket), "{failure}");
     assert!(is_admitted(&link, 1));
     assert!(!link.counts().is_down);
 }
 
 /// Accepts connections and does with them what it is told to, each on a thread.
-fn listen(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
+pub(super) fn listen(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
     let serve = Arc::new(serve);
@@ -340,7 +345,7 @@ fn first_late_then_down(port: u16) {
     ));
     let mut late = 0;
     for _ in 0..100 {
-        match link.ask_blocking(token(1)) {
+        match by_link(&link, token(1)) {
             Err(Failure::Late) => late += 1,
             Err(Failure::Down { .. } | Failure::Lost) => {}
             other => panic!("{other:?}"),
@@ -372,7 +377,7 @@ fn r30_a_port_that_refuses_costs_nothing() {
     let port = free_port();
     let link = link(&format!("redis://127.0.0.1:{port}?prefix=test&{PATIENCE}"));
     for _ in 0..100 {
-        let failure = link.ask_blocking(token(1)).expect_err("nobody is there");
+        let failure = by_link(&link, token(1)).expect_err("nobody is there");
         assert!(matches!(failure, Failure::Down { .. }), "{failure}");
     }
 }
@@ -384,7 +389,7 @@ fn r30_a_server_that_stands_still_costs_one_deadline_and_is_found_again() {
     recovered(&link, &token(100));
     server.signal("STOP");
     let failures: Vec<_> = (0..100)
-        .map(|_| link.ask_blocking(token(100)).expect_err("it stands still"))
+        .map(|_| by_link(&link, token(100)).expect_err("it stands still"))
         .collect();
     let late = failures
         .iter()
@@ -396,7 +401,7 @@ fn r30_a_server_that_stands_still_costs_one_deadline_and_is_found_again() {
 
 /// Passes all on to a server, until it is told to cut its client off once that one's next command was
 /// answered.
-fn proxy(server: u16, cuts: &Arc<AtomicUsize>) -> u16 {
+pub(super) fn proxy(server: u16, cuts: &Arc<AtomicUsize>) -> u16 {
     let cuts = Arc::clone(cuts);
     listen(move |client| {
         let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).expect("it listens");
@@ -436,7 +441,7 @@ fn a_call_whose_answer_was_lost_is_charged_once_and_not_sent_again() {
     for round in 1..10 {
         assert!(recovered(&link, &token(1_000)).is_admitted);
         cuts.store(1, Ordering::SeqCst);
-        let failure = link.ask_blocking(token(1_000)).expect_err("cut off");
+        let failure = by_link(&link, token(1_000)).expect_err("cut off");
         assert!(matches!(failure, Failure::Lost), "{failure}");
         // A new connection is made at once: it is no failure of the store.
         assert!(is_admitted(&link, 1_000));
@@ -471,7 +476,7 @@ fn a_server_that_ends_each_connection_is_not_run_after() {
         let _ = ended.send(());
     });
     let link = link(&format!("redis://127.0.0.1:{port}?prefix=test&{PATIENCE}"));
-    link.ask_blocking(token(1)).expect_err("no answer");
+    by_link(&link, token(1)).expect_err("no answer");
     // The call's connection, and one to find out whether the store is back. Nobody asks for a third.
     for _ in 0..2 {
         let patience = Duration::from_secs(30);
@@ -479,7 +484,7 @@ fn a_server_that_ends_each_connection_is_not_run_after() {
     }
     let third = was_ended.recv_timeout(Duration::from_millis(200));
     assert!(third.is_err(), "a connection that nobody asked for");
-    link.ask_blocking(token(1)).expect_err("no answer");
+    by_link(&link, token(1)).expect_err("no answer");
 }
 
 /// A server that takes every proof, and answers calls as it is told.
@@ -500,7 +505,7 @@ fn answers(reply: &'static [u8]) -> u16 {
     })
 }
 
-fn read_command(reader: &mut impl std::io::BufRead) -> Option<Vec<Vec<u8>>> {
+pub(super) fn read_command(reader: &mut impl std::io::BufRead) -> Option<Vec<Vec<u8>>> {
     let number = |reader: &mut dyn std::io::BufRead| {
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;
@@ -547,12 +552,12 @@ fn a_store_that_answers_with_errors_or_nonsense_is_down_until_it_does_not() {
             "redis://127.0.0.1:{}?prefix=test&{PATIENCE}",
             answers(reply)
         ));
-        let failure = link.ask_blocking(token(1)).expect_err(reason);
+        let failure = by_link(&link, token(1)).expect_err(reason);
         assert!(
             failure.to_string().contains(reason),
             "{failure}, not {reason}"
         );
-        let next = link.ask_blocking(token(1)).expect_err(reason);
+        let next = by_link(&link, token(1)).expect_err(reason);
         assert!(matches!(next, Failure::Down { .. }), "{reason}: {next}");
     }
 }
@@ -583,9 +588,9 @@ fn first_late_then_down_after_proof(port: u16) {
     let link = link(&format!(
         "redis://127.0.0.1:{port}?prefix=test&timeout=100ms"
     ));
-    let first = link.ask_blocking(token(1)).expect_err("late");
+    let first = by_link(&link, token(1)).expect_err("late");
     assert!(matches!(first, Failure::Late), "{first}");
-    let next = link.ask_blocking(token(1)).expect_err("down");
+    let next = by_link(&link, token(1)).expect_err("down");
     assert!(
         matches!(next, Failure::Down { .. } | Failure::Lost),
         "{next}"
@@ -613,7 +618,7 @@ fn a_link_that_is_closed_answers_who_waits_or_is_late_and_ends_its_thread() {
     }
     drop(answered);
     link.close();
-    let next = link.ask_blocking(token(1)).expect_err("closed");
+    let next = by_link(&link, token(1)).expect_err("closed");
     assert!(matches!(next, Failure::Lost));
     let failures: Vec<_> = answers
         .iter()
