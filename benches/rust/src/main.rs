@@ -309,18 +309,13 @@ fn over_redis(store: &redis::Store) -> Vec<Column> {
 /// Prints the targets of Redis.
 fn redis_targets(columns: &[Column]) {
     let over = |row, over| worst(columns, row, Some(over));
-    for row in [redis::TRY, redis::AWAITED] {
-        target(
-            &format!("Redis: {row} / `PING`"),
-            1.5,
-            over(row, redis::PING),
-        );
+    for (row, other) in [
+        (redis::TRY, redis::PING),
+        (redis::TRY, redis::SCRIPT),
+        (redis::AWAITED, redis::SENT),
+    ] {
+        target(&format!("Redis: {row} / {other}"), 1.5, over(row, other));
     }
-    target(
-        "Redis: **try_acquire** / the least script",
-        1.5,
-        over(redis::TRY, redis::SCRIPT),
-    );
     target(
         "Redis: three limits / one",
         1.8,

@@ -33,7 +33,7 @@ const TIMES: usize = 15;
 
 pub(crate) const PING: &str = "`PING`, blocking";
 const PINGS: &str = "`PING`, multiplexed, on the caller's thread";
-const SENT: &str = "`PING`, multiplexed, on a thread of its own";
+pub(crate) const SENT: &str = "`PING`, multiplexed, on a thread of its own";
 pub(crate) const SCRIPT: &str = "the least such script, blocking";
 pub(crate) const TRY: &str = "**try_acquire**";
 pub(crate) const AWAITED: &str = "**acquire**";
