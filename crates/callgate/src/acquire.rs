@@ -295,9 +295,18 @@ impl Limiter {
         // The store knows best, but not of those who are ahead of the call here.
         let knows_less = |refused: &Refused| refused.obstacle.passed_at.is_some();
         let refused = refused.filter(|refused| verdict.is_none() || knows_less(refused));
+        let is_told = refused.is_none() && verdict.is_some();
         let refused = match (refused, verdict, asks) {
             (Some(refused), ..) => refused,
-            (None, None, Some(store)) => return Ok(self.ask(store, rules, counter, turn)),
+            (None, None, Some(store)) => {
+                let too_early = turn
+                    .as_ref()
+                    .and_then(|(turn, _)| counter.too_early(turn, rules));
+                match too_early {
+                    Some(refused) => refused,
+                    None => return Ok(self.ask(store, rules, counter, turn)),
+                }
+            }
             (None, verdict, _) => match counter.settled(verdict)? {
                 Ok(fill) => {
                     let running = counter.admit(turn.map(|(turn, _)| turn));
@@ -312,6 +321,9 @@ impl Limiter {
         if let Some((turn, waker)) = &mut turn
             && counter.wait(turn, waker, &refused)
         {
+            if is_told && let Some((at, _)) = &mut turn.next_ask {
+                *at = asked.now.saturating_add(nanos(turn.wait));
+            }
             return Ok(match asks.filter(|_| counter.lines_up(turn, &refused)) {
                 Some(store) => self.ask(store, rules, counter, Some((turn, waker))),
                 None => Step::Waits,
@@ -340,7 +352,8 @@ impl Limiter {
         };
         let turn = turn.map(|(turn, waker)| {
             counter.keep_place(turn, waker, store.timeout());
-            turn.is_in_line = turn.place.is_some();
+            let at = (counter.asked.now, rules.edition);
+            turn.next_ask = turn.place.is_some().then_some(at);
             &*turn
         });
         counter.settle();
@@ -540,8 +553,9 @@ pub struct Turn {
     /// Its number among all that came.
     arrival: u64,
     place: Option<Place>,
-    /// The store has been asked for it since it has a place.
-    is_in_line: bool,
+    /// When the store is to be asked again, by the line that it keeps, and the edition of the rules by which it was
+    /// asked. None as long as it was not asked for one that has a place.
+    next_ask: Option<(u64, u64)>,
     wait: Duration,
     home: Option<Home>,
     max_wait: Option<Duration>,
@@ -669,7 +683,7 @@ impl Turn {
             limits.any(|limited| Arc::ptr_eq(&limited.lines, &place.lines))
         };
         self.place.take_if(|place| !is_here(place));
-        self.is_in_line &= self.place.is_some();
+        self.next_ask.take_if(|_| self.place.is_none());
     }
 
     /// Leaves its line with what it waited for.
@@ -993,11 +1007,22 @@ impl Counter<'_, '_, '_> {
         true
     }
 
+    /// Somebody may ask before the time that a store has told: any wake-up will do.
+    fn too_early(&self, turn: &Turn, rules: &Rules) -> Option<Refused> {
+        let (at, _) = turn.next_ask.filter(|(_, by)| *by == rules.edition)?;
+        let wait = Duration::from_nanos(at.checked_sub(self.asked.now)?);
+        let there = turn.place.as_ref()?;
+        let is_there = |limited: &Arc<Limited>| Arc::ptr_eq(&limited.lines, &there.lines);
+        let place = self.asked.limits.iter().position(is_there)?;
+        let refused = self.refused_after_all(place, Reason::Rate, Some(wait), Fill::NOTHING);
+        (wait > self.early).then_some(refused)
+    }
+
     /// Whether a call that has a place is to ask a store already, since other processes wait there.
     fn lines_up(&self, turn: &Turn, refused: &Refused) -> bool {
         let buckets = self.asked.limits[refused.place].buckets.redis();
         refused.only_tokens
-            && !turn.is_in_line
+            && turn.next_ask.is_none()
             && buckets.is_some_and(|buckets| buckets.have_line())
     }
 

@@ -414,3 +414,28 @@ fn of_many_processes_those_wait_that_can_be_served_in_time() {
     // They lined up with the first token that they knew of.
     assert!(refused.iter().all(|&at| at == TOKEN), "{refused:?}");
 }
+
+#[test]
+fn who_is_polled_without_a_reason_does_not_ask_before_the_time() {
+    let (url, clock) = clocked::store();
+    let all: Vec<_> = (0..10).map(|_| limiter(&url, 1, MAX_WAIT)).collect();
+    let mut turns: Vec<_> = all.iter().map(|_| Turn::simulated()).collect();
+    let mut told = Vec::new();
+    for now in [0, TOKEN] {
+        go_to(&clock, now);
+        let polled = all.iter().zip(&mut turns);
+        told = polled
+            .map(|(limiter, turn)| poll(limiter, turn, now))
+            .collect();
+    }
+    let before = asked(&url);
+    let wait = told[9].expect_err("nine are ahead");
+    assert!(wait > 5 * TOKEN);
+    for step in 1..100 {
+        let now = TOKEN + wait / 100 * step;
+        go_to(&clock, now);
+        let left = poll(&all[9], &mut turns[9], now).expect_err("others are ahead");
+        assert!(left <= TOKEN + wait - now);
+    }
+    assert_eq!(asked(&url), before);
+}
