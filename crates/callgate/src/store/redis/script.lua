@@ -150,11 +150,6 @@ local function read_bucket(key, limit, p, burst_a, burst_b)
     return a, b, differs
 end
 
--- A score, whoever wrote it, as a whole number that is in range.
-local function score(text)
-    return math.max(-2 * MOST, math.min(math.floor(tonumber(text) or 0), 2 * MOST))
-end
-
 local time = redis.call('TIME')
 now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if now > MOST then
@@ -198,14 +193,16 @@ for i = 1, #KEYS / (waits and 3 or 2) do
     }
 end
 
-local process = ARGV[6 * #limits + 3]
-for i, found in ipairs(waits and limits or {}) do
-    found.line, found.left = KEYS[2 * #limits + i], tonumber(ARGV[6 * #limits + 3 + i])
-    local place = redis.pcall('ZSCORE', found.line, process)
-    if type(place) == 'table' then
-        problem = found.line .. ' cannot be read: ' .. place.err
+local process
+if waits then
+    process = ARGV[6 * #limits + 3]
+    for i, found in ipairs(limits) do
+        found.line, found.left = KEYS[2 * #limits + i], tonumber(ARGV[6 * #limits + 3 + i])
+        found.place = redis.pcall('ZSCORE', found.line, process)
+        if type(found.place) == 'table' then
+            problem = found.line .. ' cannot be read: ' .. found.place.err
+        end
     end
-    found.place = place and math.max(score(place), 1)
 end
 
 if problem then
@@ -240,6 +237,28 @@ while admitted < count and admit() do
     end
 end
 
+local answer = { admitted }
+for i, found in ipairs(limits) do
+    if takes and admitted > 0 then
+        found.kept_a, found.kept_b, found.differs = found.a, found.b, true
+    end
+    if takes and found.differs then
+        write(KEYS[2 * i - 1], string.format('%s:%.0f:%.0f', found.limit, found.kept_a, found.kept_b), found.kept_a)
+    end
+    answer[4 * i - 2] = found.wait
+    answer[4 * i - 1] = found.a - now
+    answer[4 * i] = found.b
+    answer[4 * i + 1] = found.paused
+end
+if not waits then
+    return answer
+end
+
+-- A score, whoever wrote it, as a whole number that is in range.
+local function score(text)
+    return math.max(-2 * MOST, math.min(math.floor(tonumber(text) or 0), 2 * MOST))
+end
+
 -- Takes those out of a line who should have come long ago; some at a time.
 local function forget_the_gone(line)
     local since = string.format('(%.0f', GONE - now)
@@ -254,7 +273,8 @@ end
 -- Gives the process a place in a limit's line, if it can be served in time from there. Tells when it is to ask
 -- again, and how many others there are.
 local function line_up(found)
-    local line, place = found.line, found.place
+    local line = found.line
+    local place = found.place and math.max(score(found.place), 1)
     local price = found.price_a + (found.price_b > 0 and 1 or 0)
     forget_the_gone(line)
     local first = redis.call('ZRANGE', line, 0, 'inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
@@ -284,35 +304,19 @@ local function line_up(found)
 end
 
 local others = 0
-local longest
-for _, found in ipairs(waits and limits or {}) do
-    if admitted > 0 then
+if admitted > 0 then
+    for _, found in ipairs(limits) do
         if found.place then
             redis.call('ZREM', found.line, process, '-' .. process)
         end
         others = others + redis.call('ZCOUNT', found.line, 0, 'inf')
-    elseif not longest or found.wait > longest.wait then
-        longest = found
     end
-end
-if longest then
-    longest.wait, others = line_up(longest)
-end
-
-local answer = { admitted }
-for i, found in ipairs(limits) do
-    if takes and admitted > 0 then
-        found.kept_a, found.kept_b, found.differs = found.a, found.b, true
+else
+    local longest = 1
+    for i, found in ipairs(limits) do
+        longest = found.wait > limits[longest].wait and i or longest
     end
-    if takes and found.differs then
-        write(KEYS[2 * i - 1], string.format('%s:%.0f:%.0f', found.limit, found.kept_a, found.kept_b), found.kept_a)
-    end
-    answer[4 * i - 2] = found.wait
-    answer[4 * i - 1] = found.a - now
-    answer[4 * i] = found.b
-    answer[4 * i + 1] = found.paused
+    answer[4 * longest - 2], others = line_up(limits[longest])
 end
-if waits then
-    answer[4 * #limits + 2] = others
-end
+answer[4 * #limits + 2] = others
 return answer
