@@ -43,7 +43,7 @@ impl Limiter {
     /// asked, which may have charged the call. It needs no runtime: a thread
     /// keeps the time, which starts with the first call that waits. In a dry run nothing waits.
     ///
-    /// Such a store is asked by those whose turn it is, in each process; between processes, turns are not kept. A
+    /// Such a store is asked by those whose turn it is, in each process; between processes, it says when to ask. A
     /// refusal comes up to the store's deadline after the bound.
     ///
     /// ```
@@ -295,19 +295,17 @@ impl Limiter {
         // The store knows best, but not of those who are ahead of the call here.
         let knows_less = |refused: &Refused| refused.obstacle.passed_at.is_some();
         let refused = refused.filter(|refused| verdict.is_none() || knows_less(refused));
+        let is_told = refused.is_none() && verdict.is_some();
         let refused = match (refused, verdict, asks) {
             (Some(refused), ..) => refused,
             (None, None, Some(store)) => {
-                let held = Held {
-                    running: counter.start(),
-                    edition: rules.edition,
-                };
-                if let Some((turn, waker)) = turn {
-                    counter.keep_place(turn, waker, store.timeout());
+                let too_early = turn
+                    .as_ref()
+                    .and_then(|(turn, _)| counter.too_early(turn, rules));
+                match too_early {
+                    Some(refused) => refused,
+                    None => return Ok(self.ask(store, rules, counter, turn)),
                 }
-                counter.settle();
-                let question = Box::new(self.question(asked));
-                return Ok(Step::Asks(store, question, held));
             }
             (None, verdict, _) => match counter.settled(verdict)? {
                 Ok(fill) => {
@@ -323,7 +321,13 @@ impl Limiter {
         if let Some((turn, waker)) = &mut turn
             && counter.wait(turn, waker, &refused)
         {
-            return Ok(Step::Waits);
+            if is_told && let Some((at, _)) = &mut turn.next_ask {
+                *at = asked.now.saturating_add(nanos(turn.wait));
+            }
+            return Ok(match asks.filter(|_| counter.lines_up(turn, &refused)) {
+                Some(store) => self.ask(store, rules, counter, Some((turn, waker))),
+                None => Step::Waits,
+            });
         }
         counter.settle();
         count_alone();
@@ -332,6 +336,29 @@ impl Limiter {
             rules,
             Decision::Rejected(rejection),
         )))
+    }
+
+    /// Asks a store, where a call that has a place is in line with those of other processes from then on.
+    fn ask<'a>(
+        &self,
+        store: &'a redis::Store,
+        rules: &Rules,
+        mut counter: Counter<'_, '_, '_>,
+        turn: Option<(&mut Turn, &Waker)>,
+    ) -> Step<'a> {
+        let held = Held {
+            running: counter.start(),
+            edition: rules.edition,
+        };
+        let turn = turn.map(|(turn, waker)| {
+            counter.keep_place(turn, waker, store.timeout());
+            let at = (counter.asked.now, rules.edition);
+            turn.next_ask = turn.place.is_some().then_some(at);
+            &*turn
+        });
+        counter.settle();
+        let question = self.question(counter.asked, turn);
+        Step::Asks(store, Box::new(question), held)
     }
 
     fn rejected(
@@ -367,9 +394,12 @@ impl Limiter {
     }
 
     /// What a call asks of its limits in the store.
-    fn question(&self, asked: Asked<'_, '_>) -> redis::Question {
+    fn question(&self, asked: Asked<'_, '_>, turn: Option<&Turn>) -> redis::Question {
         let mut question = redis::Question::default();
-        let Asked { limits, call, .. } = asked;
+        let Asked {
+            limits, call, now, ..
+        } = asked;
+        let waits = turn.filter(|turn| turn.place.is_some());
         for limited in limits {
             let Some(buckets) = limited.buckets.redis() else {
                 continue;
@@ -378,7 +408,14 @@ impl Limiter {
             let key = limited.key(&self.secret, call);
             let paused = limited.paused_part(&self.secret, call.tool());
             let tool = limited.paused_tool(call.tool());
-            question.add(buckets, (limited.values(call), key), (tool, paused), cost);
+            let left = waits.map(|turn| turn.left(limited.limit.longest_wait(), CLAIM, now));
+            question.add(
+                buckets,
+                (limited.values(call), key),
+                (tool, paused),
+                cost,
+                left.map(Duration::from_nanos),
+            );
         }
         question
     }
@@ -516,6 +553,9 @@ pub struct Turn {
     /// Its number among all that came.
     arrival: u64,
     place: Option<Place>,
+    /// When the store is to be asked again, by the line that it keeps, and the edition of the rules by which it was
+    /// asked. None as long as it was not asked for one that has a place.
+    next_ask: Option<(u64, u64)>,
     wait: Duration,
     home: Option<Home>,
     max_wait: Option<Duration>,
@@ -643,6 +683,7 @@ impl Turn {
             limits.any(|limited| Arc::ptr_eq(&limited.lines, &place.lines))
         };
         self.place.take_if(|place| !is_here(place));
+        self.next_ask.take_if(|_| self.place.is_none());
     }
 
     /// Leaves its line with what it waited for.
@@ -655,11 +696,23 @@ impl Turn {
         let mut wakes = Wakes::default();
         let mut lines = place.lines.lock(&mut wakes);
         let has_room = limited.is_some_and(|limited| has_room(limited, &lines, place.key));
-        let left = Left::Granted { has_room };
+        // The next one lines up with those of other processes.
+        let left = match limited.and_then(|limited| limited.buckets.redis()) {
+            Some(buckets) if buckets.have_line() => Left::Gone,
+            _ => Left::Granted { has_room },
+        };
         lines.leave(place.key, place.arrival, left, &mut wakes);
         place.buckets.count_waiting(lines.waiting());
         drop(lines);
         place.is_left = true;
+    }
+
+    /// How much longer it may wait where limits let it wait so long, with so much grace.
+    fn left(&self, max_wait: Duration, grace: u64, now: u64) -> u64 {
+        let max_wait = nanos(self.max_wait.unwrap_or(max_wait));
+        max_wait
+            .saturating_add(grace)
+            .saturating_sub(self.waited(now))
     }
 
     /// How long it has been waiting. By the machine's clock that is somewhat more, which is read later.
@@ -712,6 +765,8 @@ struct Refused {
     fill: Fill,
     /// The shortest of the times that the limits that refuse let it wait.
     max_wait: Duration,
+    /// Nothing else is in the way at any limit.
+    only_tokens: bool,
 }
 
 impl Counter<'_, '_, '_> {
@@ -732,7 +787,9 @@ impl Counter<'_, '_, '_> {
                 obstacle,
                 fill,
                 max_wait,
+                only_tokens: true,
             });
+            refused.only_tokens &= obstacle.why == Why::Tokens && obstacle.passed_at.is_none();
             refused.max_wait = refused.max_wait.min(max_wait);
             if obstacle.length() > refused.obstacle.length() {
                 (refused.place, refused.obstacle) = (place, obstacle);
@@ -822,6 +879,7 @@ impl Counter<'_, '_, '_> {
             },
             fill,
             max_wait: self.asked.limits[place].limit.longest_wait(),
+            only_tokens: true,
         }
     }
 
@@ -901,10 +959,8 @@ impl Counter<'_, '_, '_> {
         let now = self.asked.now;
         // Who has been promised a turn is not refused because a timer was late.
         let grace = if turn.place.is_some() { CLAIM } else { 0 };
-        let max_wait = nanos(turn.max_wait.unwrap_or(refused.max_wait));
-        let waited = turn.waited(now);
-        let left = max_wait.saturating_sub(waited);
-        let in_time = |wait| wait <= (max_wait + grace).saturating_sub(waited);
+        let [left, most] = [0, grace].map(|grace| turn.left(refused.max_wait, grace, now));
+        let in_time = |wait| wait <= most;
         let told = match (obstacle.wait.map(nanos), obstacle.why) {
             (Some(wait), _) if in_time(wait) => wait,
             // Nobody knows when those who are in the way are done: maybe soon.
@@ -949,6 +1005,25 @@ impl Counter<'_, '_, '_> {
         turn.wait = Duration::from_nanos(at.saturating_sub(now).max(1));
         self.settle();
         true
+    }
+
+    /// Somebody may ask before the time that a store has told: any wake-up will do.
+    fn too_early(&self, turn: &Turn, rules: &Rules) -> Option<Refused> {
+        let (at, _) = turn.next_ask.filter(|(_, by)| *by == rules.edition)?;
+        let wait = Duration::from_nanos(at.checked_sub(self.asked.now)?);
+        let there = turn.place.as_ref()?;
+        let is_there = |limited: &Arc<Limited>| Arc::ptr_eq(&limited.lines, &there.lines);
+        let place = self.asked.limits.iter().position(is_there)?;
+        let refused = self.refused_after_all(place, Reason::Rate, Some(wait), Fill::NOTHING);
+        (wait > self.early).then_some(refused)
+    }
+
+    /// Whether a call that has a place is to ask a store already, since other processes wait there.
+    fn lines_up(&self, turn: &Turn, refused: &Refused) -> bool {
+        let buckets = self.asked.limits[refused.place].buckets.redis();
+        refused.only_tokens
+            && turn.next_ask.is_none()
+            && buckets.is_some_and(|buckets| buckets.have_line())
     }
 
     /// Lets callers go the short way again where nothing is in theirs.

@@ -1048,6 +1048,8 @@ fn a_process_that_lets_go_of_the_store_is_listed_no_more() {
 fn a_store_is_removed_when_no_process_uses_it_or_by_force() {
     let server = Server::start();
     let (_limiters, _) = watched(&server);
+    let hashes = format!("{:016x}:{:032x}", 1, 2);
+    server.run(&format!("ZADD {{test}}:line:{hashes} 1 x"));
     server.run("SET {test}:other mine");
     server.run("SET {test2}:proof other");
     let refused = Inspection::remove(&url(&server), false)
@@ -1111,6 +1113,22 @@ fn the_documented_users_may_do_what_they_need_and_no_more() {
         let decision = pollster::block_on(limiter.acquire(&Call::new("mail")));
         assert!(decision.is_admitted());
     }
+    // One that waits beside others.
+    let other = built(&url("myapp", "myapp"), limits());
+    until("a line", || {
+        thread::scope(|scope| {
+            for limiter in [&limiter, &other] {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        let decision = pollster::block_on(limiter.acquire(&Call::new("mail")));
+                        assert!(decision.is_admitted());
+                    }
+                });
+            }
+        });
+        server.text("INFO commandstats").contains("cmdstat_zrem:")
+    });
+    drop(other);
     limiter
         .pause("search", Duration::from_secs(60), None)
         .expect("a limit");

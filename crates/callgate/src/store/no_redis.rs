@@ -121,6 +121,10 @@ impl Buckets {
         match *self {}
     }
 
+    pub(crate) fn have_line(&self) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn close(&self) {
         match *self {}
     }
@@ -140,6 +144,7 @@ impl Question {
         ),
         _: (Option<&str>, Option<Key>),
         _: u64,
+        _: Option<Duration>,
     ) {
         match **buckets {}
     }

@@ -231,6 +231,12 @@ impl Keys {
         self.key("pause", &hash.finalize()[..16])
     }
 
+    /// The processes that wait for a bucket.
+    fn line(bucket: &str) -> String {
+        // There are no braces in a prefix.
+        bucket.replacen("}:bucket:", "}:line:", 1)
+    }
+
     /// What a process tells of itself, by a number that no other has.
     fn process(&self, number: [u64; 2]) -> Key {
         let [one, other] = number.map(u64::to_le_bytes);
@@ -256,7 +262,7 @@ impl Keys {
         let rest = key.strip_prefix(&self.all())?;
         let (kind, hashes) = rest.split_once(':').unwrap_or((rest, ""));
         let length = match kind {
-            "bucket" => 16 + 1 + 32,
+            "bucket" | "line" => 16 + 1 + 32,
             "pause" | "process" => 32,
             "proof" => 0,
             _ => return None,
@@ -295,6 +301,15 @@ pub(crate) struct Ask {
 pub(crate) enum Request {
     /// Charges all limits or none.
     Take(SmallVec<[Ask; 2]>),
+    /// The same for a call that waits, the first one in its process: where it is refused, it is told when to come
+    /// again, by the line of processes.
+    Wait {
+        asks: SmallVec<[Ask; 2]>,
+        /// A number that no other has.
+        process: u64,
+        /// For each limit, how much longer it may wait.
+        left: SmallVec<[Duration; 2]>,
+    },
     /// Says what that would come to, and changes nothing.
     Peek(SmallVec<[Ask; 2]>),
     /// Lets nobody draw for so long. A pause that ends later stays as it is.
@@ -313,6 +328,8 @@ struct Answers {
     admitted: u64,
     /// For each limit, after all of them.
     found: SmallVec<[[u64; 4]; 2]>,
+    /// How many other processes are in line, if one was in it.
+    others: Option<u64>,
 }
 
 /// What a request came to.
@@ -321,12 +338,15 @@ pub(crate) struct Answer {
     pub(crate) is_admitted: bool,
     /// For each limit that was asked for.
     pub(crate) limits: SmallVec<[Found; 2]>,
+    /// Of a call that waits: how many other processes do.
+    pub(crate) others: Option<u64>,
 }
 
 /// How a limit's bucket was found, and is left if the call was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The shortest time, in whole microseconds, after which it admits: zero if it does now.
+    /// The shortest time, in whole microseconds, after which it admits: zero if it does now. Of a call that waits, the
+    /// time after which it is to ask again.
     pub(crate) wait: Duration,
     /// The whole tokens in it.
     pub(crate) tokens: u64,
@@ -349,7 +369,7 @@ impl Request {
     /// The limits that a call is to be admitted by.
     fn asks(&self) -> &[Ask] {
         match self {
-            Self::Take(asks) | Self::Peek(asks) => asks,
+            Self::Take(asks) | Self::Wait { asks, .. } | Self::Peek(asks) => asks,
             Self::Pause { .. } | Self::Prove(_) => &[],
         }
     }
@@ -380,11 +400,12 @@ impl Request {
     }
 
     fn write(&self, count: u64, command: &mut Cmd) {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let mode = match self {
             Self::Take(_) => "take",
+            Self::Wait { .. } => "wait",
             Self::Peek(_) => "peek",
             Self::Pause { key, time, terms } => {
-                let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 command.arg(1).arg(&**key).arg("pause");
                 command.arg(micros(*time)).arg(terms.refill.whole + 1);
                 return;
@@ -394,9 +415,13 @@ impl Request {
                 return;
             }
         };
-        command.arg(2 * self.asks().len());
+        let waits = matches!(self, Self::Wait { .. });
+        command.arg((2 + usize::from(waits)) * self.asks().len());
         for ask in self.asks() {
             command.arg(&*ask.bucket).arg(&*ask.pause);
+        }
+        for ask in self.asks().iter().filter(|_| waits) {
+            command.arg(Keys::line(&ask.bucket));
         }
         command.arg(mode).arg(count);
         for Ask { terms, price, .. } in self.asks() {
@@ -405,16 +430,25 @@ impl Request {
                 command.arg(whole).arg(part);
             }
         }
+        if let Self::Wait { process, left, .. } = self {
+            command.arg(format!("{process:016x}"));
+            for &left in left {
+                command.arg(micros(left));
+            }
+        }
     }
 
     /// Reads the reply to so many; whatever is not just as the contract says is a failure.
     fn read(&self, count: u64, reply: &Value) -> Result<Answers, Failure> {
         let answers = match (self, reply) {
             (_, Value::ServerError(error)) => return Err(Failure::Refused(error.clone().into())),
-            (Self::Take(_) | Self::Peek(_), Value::Array(values)) => self.answers(count, values),
+            (Self::Take(_) | Self::Wait { .. } | Self::Peek(_), Value::Array(values)) => {
+                self.answers(count, values)
+            }
             (Self::Pause { .. } | Self::Prove(_), Value::Okay) => Some(Answers {
                 admitted: count,
                 found: SmallVec::new(),
+                others: None,
             }),
             _ => None,
         };
@@ -430,8 +464,10 @@ impl Request {
         };
         let numbers: SmallVec<[u64; 9]> = values.iter().map(whole).collect::<Option<_>>()?;
         let (&admitted, found) = numbers.split_first()?;
-        let (found, []) = found.as_chunks::<4>() else {
-            return None;
+        let (found, others) = match (self, found.as_chunks::<4>()) {
+            (Self::Wait { .. }, (found, &[others])) => (found, Some(others)),
+            (Self::Take(_) | Self::Peek(_), (found, [])) => (found, None),
+            _ => return None,
         };
         let all_admit = found.iter().all(|[wait, ..]| *wait == 0);
         let mut limits = self.asks().iter().zip(found);
@@ -442,6 +478,7 @@ impl Request {
         makes_sense.then(|| Answers {
             admitted,
             found: found.into(),
+            others,
         })
     }
 
@@ -459,6 +496,7 @@ impl Request {
         Ok(Answer {
             is_admitted,
             limits,
+            others: answers.others,
         })
     }
 }

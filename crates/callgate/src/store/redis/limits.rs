@@ -6,11 +6,12 @@
 //! an agent in a loop costs the store nothing, and those who wait know how long. Where the store
 //! fails, they decide in its place, and a process is given nothing then that it has spent before.
 
-use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
+use std::{mem, process};
 
 use smallvec::SmallVec;
 
@@ -20,6 +21,7 @@ use super::telling::Account;
 use super::{Answer, Ask, Failure, Found, Keys, Request, Terms};
 use crate::bucket::{Bucket, Fill, MAX_NANOS};
 use crate::clock::nanos;
+use crate::rules::random;
 use crate::store::{Key, StoreCounts, Verdict, memory};
 use crate::waiting::forks;
 use crate::{ConfigError, Limit};
@@ -35,6 +37,8 @@ pub(crate) fn check(url: &str) -> Result<(), ConfigError> {
 pub(crate) struct Store {
     address: Address,
     link: Arc<Link>,
+    /// Tells this store's process from others that wait, together with the process's own.
+    number: u64,
 }
 
 /// What a store was asked, in numbers: may outlive its limiter. See [`Limiter::store_meter`].
@@ -71,7 +75,16 @@ impl Store {
     pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
         let address = Address::parse(url)?;
         let link = Arc::new(Link::new(address.clone()));
-        Ok(Self { address, link })
+        Ok(Self {
+            address,
+            link,
+            number: random(),
+        })
+    }
+
+    /// What it is called in lines. A child that was forked is another.
+    fn process(&self) -> u64 {
+        self.number ^ u64::from(process::id())
     }
 
     /// Whether a URL is that of this store.
@@ -129,6 +142,7 @@ impl Store {
             keys,
             account,
             own,
+            have_line: AtomicBool::new(false),
         })
     }
 
@@ -138,11 +152,12 @@ impl Store {
         let slot = Arc::new(Slot::default());
         slot.lock().waker = Some(waker.clone());
         let there = Arc::clone(&slot);
-        self.link.ask(question.request(), move |result| {
-            let mut state = there.lock();
-            state.result = Some((result, Instant::now()));
-            state.waker.take()
-        });
+        self.link
+            .ask(question.request(self.process()), move |result| {
+                let mut state = there.lock();
+                state.result = Some((result, Instant::now()));
+                state.waker.take()
+            });
         Asking {
             question,
             slot,
@@ -152,7 +167,7 @@ impl Store {
 
     /// The same for a thread that has time.
     pub(crate) fn ask_blocking(&self, mut question: Question) -> Answered {
-        let result = self.link.ask_blocking(question.request());
+        let result = self.link.ask_blocking(question.request(self.process()));
         Answered {
             question,
             result,
@@ -213,6 +228,8 @@ pub(crate) struct Buckets {
     whole: (super::Key, super::Key),
     account: Arc<Account>,
     own: memory::Buckets,
+    /// Whether other processes were found to wait for one of them.
+    have_line: AtomicBool,
 }
 
 impl Buckets {
@@ -234,6 +251,11 @@ impl Buckets {
 
     pub(crate) fn count_waiting(&self, waiting: usize) {
         self.account.count_waiting(waiting);
+    }
+
+    /// Whether who waits is to line up at once, with those of other processes.
+    pub(crate) fn have_line(&self) -> bool {
+        self.have_line.load(Ordering::Relaxed)
     }
 
     /// Gives this process's memory back, and is told of no more.
@@ -284,6 +306,8 @@ impl Buckets {
 pub(crate) struct Question {
     asks: SmallVec<[Ask; 2]>,
     parts: SmallVec<[Part; 2]>,
+    /// Of a call that has a place in a line, for each limit: how much longer it may wait.
+    left: SmallVec<[Duration; 2]>,
 }
 
 /// What one of the limits knows of it.
@@ -296,7 +320,7 @@ struct Part {
 
 impl Question {
     /// Adds a limit: by a call's fields that split it, the tool by which it pauses, and both of them as this
-    /// process has them.
+    /// process has them. And how much longer the call may wait for it, if it has a place in a line.
     pub(crate) fn add<'a>(
         &mut self,
         buckets: &'a Arc<Buckets>,
@@ -306,10 +330,12 @@ impl Question {
         ),
         (tool, paused): (Option<&str>, Option<Key>),
         cost: u64,
+        left: Option<Duration>,
     ) {
         // A call that costs more than the burst was refused before.
         if let Some(ask) = buckets.ask(fields, tool, cost) {
             self.asks.push(ask);
+            self.left.extend(left);
             self.parts.push(Part {
                 buckets: Arc::clone(buckets),
                 key,
@@ -319,8 +345,16 @@ impl Question {
     }
 
     /// To be sent once.
-    fn request(&mut self) -> Request {
-        Request::Take(mem::take(&mut self.asks))
+    fn request(&mut self, process: u64) -> Request {
+        let (asks, left) = (mem::take(&mut self.asks), mem::take(&mut self.left));
+        if left.is_empty() {
+            return Request::Take(asks);
+        }
+        Request::Wait {
+            asks,
+            process,
+            left,
+        }
     }
 }
 
@@ -424,6 +458,9 @@ impl Answered {
         let at = now.saturating_sub(nanos(age));
         for (part, found) in self.question.parts.iter().zip(&answer.limits) {
             part.buckets.learn(part, found, at);
+            if let Some(others) = answer.others {
+                part.buckets.have_line.store(others > 0, Ordering::Relaxed);
+            }
         }
         let tokens = answer.limits.iter().map(|found| found.tokens).min();
         let fill = Fill::of(tokens.unwrap_or(0));

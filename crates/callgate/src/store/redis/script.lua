@@ -10,29 +10,47 @@
 -- the year 2112, are at most 2^52, and the client sees to it that bursts and prices are below 2^51. The
 -- one thing that is rounded is a level that is carried from another limit: against the caller.
 --
--- KEYS: for each limit its bucket and its pause.
+-- KEYS: for each limit its bucket and its pause; for 'wait' then for each limit its line.
 --   A bucket holds 'limit:a:b' and expires when it is full: none is a full one. 'limit' is what it was
 --   written under, 'version:p:whole:part:burst': a token takes the time (whole, part), and the burst
 --   is in tokens.
 --   A pause holds 'version:end'. Until then nobody draws, and then the limit's buckets are empty.
--- ARGV: 'take', 'peek', 'pause' or 'prove'; and then
---   take, peek: how many such calls there are (peek: 1), and for each limit 'limit', p, the time of its burst, and
---   a call's price, which is a time too.
+--   A line is a sorted set of the processes that wait for the bucket, with two members for each. The score of
+--   'process' is positive, and its place: its predecessor's and its own price. That of '-process' is negative: when it
+--   is to come next. It expires when all should have come.
+-- ARGV: 'take', 'wait', 'peek', 'pause' or 'prove'; and then
+--   take, wait, peek: how many such calls there are (wait, peek: 1), and for each limit 'limit', p, the time of its
+--   burst, and a call's price, which is a time too.
+--   wait: after that the process, and for each limit how much longer the call may wait.
 --   pause: how long, and how long its end is to be remembered.
 -- Answers:
---   take, peek: how many of the calls all limits admit. And for each limit: in how many microseconds it
---   admits the next of them, 0 where none is left; the time in which its bucket is full (once charged, for take);
---   and how many microseconds its pause goes on.
+--   take, wait, peek: how many of the calls all limits admit. And for each limit: in how many microseconds it
+--   admits the next of them, 0 where none is left (wait: for the limit that refuses the longest, when to ask again, or
+--   when its turn would come, if that is too late); the time in which its bucket is full (once charged, for take and
+--   wait); and how many microseconds its pause goes on.
+--   wait: after that, how many other processes are in line.
 --   pause, prove: 'OK'.
 --   An error that begins with CALLGATE is about the key that it names, or about the clock.
 --
 -- A refused call writes nothing, but for a bucket that was carried, or that is beyond empty because the
--- clock was set back: that one is kept as it was read. A peek never writes.
+-- clock was set back: that one is kept as it was read. And if it waits, its process has a place in the line of the
+-- limit that refuses it the longest, until one of its calls is admitted. A peek never writes.
+--
+-- A line reserves nothing, and no decision depends on it: it tells when to ask, so that not all ask for each token.
+-- The first one does, and after it the second: the first may be gone. All others come when few are left ahead.
 
 local VERSION = '1'
 local MOST = 2 ^ 52
 -- Makes up for more roundings of doubles than there are, each by up to 2^-53 of a number.
 local UP = 1 + 2 ^ -49
+
+-- In a line, the second one comes so much after the first; or less, where tokens come fast.
+local AFTER = 5000
+-- Who is so late is likely to have left, and does not count any more; and is taken out when this is over.
+local LATE = 50000
+local GONE = 1000000
+-- Of so many who are ahead, one may leave while nobody looks, and no token is lost.
+local SPARE = 8
 
 local now
 local problem
@@ -154,9 +172,10 @@ if mode == 'pause' then
     return redis.status_reply('OK')
 end
 
+local waits = mode == 'wait'
 local limits = {}
 
-for i = 1, #KEYS / 2 do
+for i = 1, #KEYS / (waits and 3 or 2) do
     local at = 6 * i - 3
     local limit = ARGV[at]
     local p, burst_a, burst_b = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
@@ -172,6 +191,18 @@ for i = 1, #KEYS / 2 do
         limit = limit, p = p, burst_a = burst_a, burst_b = burst_b, price_a = price_a, price_b = price_b,
         a = a, b = b, kept_a = kept_a, kept_b = kept_b, differs = differs, paused = math.max(pause - now, 0),
     }
+end
+
+local process
+if waits then
+    process = ARGV[6 * #limits + 3]
+    for i, found in ipairs(limits) do
+        found.line, found.left = KEYS[2 * #limits + i], tonumber(ARGV[6 * #limits + 3 + i])
+        found.place = redis.pcall('ZSCORE', found.line, process)
+        if type(found.place) == 'table' then
+            problem = found.line .. ' cannot be read: ' .. found.place.err
+        end
+    end
 end
 
 if problem then
@@ -196,7 +227,7 @@ local function admit()
     return all
 end
 
-local takes = mode == 'take'
+local takes = waits or mode == 'take'
 local admitted = 0
 local count = tonumber(ARGV[2])
 while admitted < count and admit() do
@@ -219,4 +250,73 @@ for i, found in ipairs(limits) do
     answer[4 * i] = found.b
     answer[4 * i + 1] = found.paused
 end
+if not waits then
+    return answer
+end
+
+-- A score, whoever wrote it, as a whole number that is in range.
+local function score(text)
+    return math.max(-2 * MOST, math.min(math.floor(tonumber(text) or 0), 2 * MOST))
+end
+
+-- Takes those out of a line who should have come long ago; some at a time.
+local function forget_the_gone(line)
+    local since = string.format('(%.0f', GONE - now)
+    local gone = redis.call('ZRANGE', line, since, '(0', 'BYSCORE', 'LIMIT', 0, 16)
+    for _, due in ipairs(gone) do
+        if due ~= '-' .. process then
+            redis.call('ZREM', line, due, string.sub(due, 2))
+        end
+    end
+end
+
+-- Gives the process a place in a limit's line, if it can be served in time from there. Tells when it is to ask
+-- again, and how many others there are.
+local function line_up(found)
+    local line = found.line
+    local place = found.place and math.max(score(found.place), 1)
+    local price = found.price_a + (found.price_b > 0 and 1 or 0)
+    forget_the_gone(line)
+    local first = redis.call('ZRANGE', line, 0, 'inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+    local ahead = redis.call('ZCOUNT', line, 0, place and string.format('(%.0f', place) or 'inf')
+    if not place then
+        local last = redis.call('ZRANGE', line, 0, 0, 'REV', 'WITHSCORES')[2]
+        place = first and math.min(score(last) + price, 2 * MOST) or now
+    end
+    ahead = ahead - redis.call('ZCOUNT', line, string.format('(%.0f', LATE - now), '(0')
+    local wait = found.wait
+    if ahead > 0 then
+        -- The time of those ahead, but the first. Some may ask for less than this call, and some may have left.
+        local others = math.max(math.min((ahead - 1) * price, place - price - score(first), MOST), 0)
+        if not found.place and wait + others + price > found.left then
+            return wait + others + price, ahead
+        end
+        local spare = math.floor(others / price / SPARE) * price
+        wait = wait + others - spare + math.min(math.floor(price / 16), AFTER)
+    elseif not found.place and wait > found.left then
+        return wait, 0
+    end
+    local due = string.format('%.0f', -now - math.min(wait, found.left))
+    redis.call('ZADD', line, string.format('%.0f', place), process, due, '-' .. process)
+    local last_due = score(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2])
+    redis.call('PEXPIREAT', line, string.format('%.0f', math.ceil((GONE - last_due) / 1000)))
+    return wait, redis.call('ZCOUNT', line, 0, 'inf') - 1
+end
+
+local others = 0
+if admitted > 0 then
+    for _, found in ipairs(limits) do
+        if found.place then
+            redis.call('ZREM', found.line, process, '-' .. process)
+        end
+        others = others + redis.call('ZCOUNT', found.line, 0, 'inf')
+    end
+else
+    local longest = 1
+    for i, found in ipairs(limits) do
+        longest = found.wait > limits[longest].wait and i or longest
+    end
+    answer[4 * longest - 2], others = line_up(limits[longest])
+end
+answer[4 * #limits + 2] = others
 return answer

@@ -28,3 +28,12 @@ fn ask(keys: &Keys, name: &str, limit: &Limit, cost: u64) -> Ask {
 fn take(asks: &[Ask]) -> Request {
     Request::Take(asks.into())
 }
+
+/// The same for a process that waits, for so long at most.
+fn wait(asks: &[Ask], process: u64, left: Duration) -> Request {
+    Request::Wait {
+        asks: asks.into(),
+        process,
+        left: asks.iter().map(|_| left).collect(),
+    }
+}

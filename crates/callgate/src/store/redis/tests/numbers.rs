@@ -96,6 +96,19 @@ fn r22_buckets_of_different_calls_have_different_keys_of_one_length() {
 }
 
 #[test]
+fn a_buckets_line_is_beside_it() {
+    for prefix in ["test", "a:bucket:b"] {
+        let keys = Keys::new(prefix).expect("a prefix");
+        let bucket = keys.bucket("crm", [("tenant", Some("acme"))]);
+        let line = Keys::line(&bucket);
+        let hashes = bucket.strip_prefix(&format!("{{{prefix}}}:bucket:"));
+        let hashes = hashes.expect("a bucket");
+        assert_eq!(line, format!("{{{prefix}}}:line:{hashes}"));
+        assert_eq!(keys.kind(&line), Some("line"));
+    }
+}
+
+#[test]
 fn a_key_stays_what_it_was() {
     // Another one would be a full bucket.
     let key = keys().bucket("crm", [("tenant", Some("acme")), ("user", None)]);

@@ -1,5 +1,6 @@
 //! The script against an exact model, with the time that the server tells chosen by the test.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -459,6 +460,335 @@ fn a_clock_that_doubles_do_not_hold_is_an_error() {
     assert!(message.contains("clock"), "{message}");
 }
 
+/// Processes that wait for tokens of one limit, which come once a second.
+struct Line {
+    store: Clocked,
+    ask: Ask,
+}
+
+impl Line {
+    /// At a bucket that is empty.
+    fn new() -> Self {
+        let mut store = Clocked::new();
+        let ask = store.one("tool", &Limit::per_second(1));
+        assert!(store.take(std::slice::from_ref(&ask)).is_admitted);
+        Self { store, ask }
+    }
+
+    /// The microseconds after which a process that may wait for so many seconds is to ask again: none if it is
+    /// admitted.
+    fn told(&mut self, process: u64, left: u64) -> u64 {
+        let request = wait(
+            std::slice::from_ref(&self.ask),
+            process,
+            Duration::from_secs(left),
+        );
+        let answer = self.store.ask(&request).expect("an answer");
+        let wait = answer.limits[0].wait.as_micros();
+        assert_eq!(answer.is_admitted, wait == 0);
+        u64::try_from(wait).expect("short")
+    }
+
+    fn at(&mut self, elapsed: u64) -> &mut Self {
+        self.store.now = START + elapsed;
+        self
+    }
+
+    fn key(&self) -> String {
+        Keys::line(&self.ask.bucket)
+    }
+
+    fn length(&mut self) -> u64 {
+        let key = self.key();
+        let members: u64 = self.store.connection.zcard(key).expect("a number");
+        assert_eq!(members % 2, 0);
+        members / 2
+    }
+
+    /// Has these ask as they are told, beginning now, until all are admitted or have no more time: when each was, how
+    /// often it had asked.
+    fn serve(&mut self, processes: impl IntoIterator<Item = u64>) -> Vec<(u64, u64, u64)> {
+        let mut agenda: BTreeSet<_> = processes
+            .into_iter()
+            .enumerate()
+            .map(|(place, process)| (self.store.now, place, process, 1))
+            .collect();
+        let mut served = Vec::new();
+        while let Some((now, place, process, asked)) = agenda.pop_first() {
+            self.store.now = now;
+            match self.told(process, 86_400) {
+                0 => served.push((now - START, process, asked)),
+                wait => {
+                    agenda.insert((now + wait, place, process, asked + 1));
+                }
+            }
+        }
+        served
+    }
+}
+
+#[test]
+fn processes_in_line_are_served_as_they_came_and_each_asks_a_few_times() {
+    for (processes, asked) in [(1, 2), (3, 3), (10, 4), (30, 4), (100, 5), (1_000, 6)] {
+        let mut line = Line::new();
+        // Later ones sort before earlier ones by name.
+        let served = line.serve((1..=processes).rev());
+        for (place, (time, process, times)) in served.into_iter().enumerate() {
+            let due = SECOND * (place as u64 + 1);
+            assert_eq!((time, process), (due, processes - place as u64));
+            assert!(times <= asked, "{times} times, the one at {place}");
+        }
+        assert_eq!(line.length(), 0);
+    }
+}
+
+#[test]
+fn the_second_in_line_asks_a_little_after_the_first_and_others_when_few_are_left() {
+    let mut line = Line::new();
+    let told: Vec<_> = (1..=12).map(|process| line.told(process, 60)).collect();
+    let after = |seconds: u64| seconds * SECOND + 5_000;
+    assert_eq!(told[..4], [SECOND, after(1), after(2), after(3)]);
+    // Two of the eleven ahead are then left, or fewer.
+    assert_eq!(told[11], after(10));
+}
+
+#[test]
+fn who_asks_early_keeps_the_place_and_who_comes_in_time_stays_in_front() {
+    let mut line = Line::new();
+    for process in 1..=3 {
+        line.told(process, 60);
+    }
+    line.at(SECOND / 2);
+    assert_eq!(line.told(3, 60), 1_505_000);
+    assert_eq!(line.told(1, 60), SECOND / 2);
+    assert_eq!(line.length(), 3);
+    // Somebody who does not wait takes the token.
+    line.at(SECOND);
+    let ask = [line.ask.clone()];
+    assert!(line.store.take(&ask).is_admitted);
+    assert_eq!(line.told(1, 60), SECOND);
+    assert_eq!(line.at(SECOND + 5_000).told(2, 60), SECOND);
+    assert_eq!(line.at(2 * SECOND).told(1, 60), 0);
+}
+
+#[test]
+fn whoever_asks_while_there_are_tokens_is_admitted() {
+    let mut line = Line::new();
+    for process in 1..=3 {
+        line.told(process, 60);
+    }
+    assert_eq!(line.at(SECOND).told(4, 60), 0);
+    assert_eq!(line.at(2 * SECOND).told(3, 60), 0);
+    assert_eq!(line.length(), 2);
+}
+
+#[test]
+fn no_token_is_lost_where_one_leaves_and_those_behind_move_up() {
+    for gone in 1..=6 {
+        let mut line = Line::new();
+        for process in 1..=6 {
+            line.told(process, 60);
+        }
+        let left = (1..=6).filter(|process| *process != gone);
+        let served = line.serve(left.clone());
+        for ((place, process), (time, who, _)) in (1..).zip(left).zip(served) {
+            assert_eq!(who, process);
+            let due = SECOND * place;
+            let most = if process > gone { 5_000 } else { 0 };
+            assert!((due..=due + most).contains(&time), "{time} of {due}");
+        }
+    }
+}
+
+#[test]
+fn who_does_not_come_is_taken_out_of_the_line() {
+    let mut line = Line::new();
+    for process in 1..=40 {
+        line.told(process, 1);
+    }
+    assert_eq!(line.length(), 1, "others were not to be served in time");
+    for process in 2..=40 {
+        line.told(process, 60);
+    }
+    // All should have come long ago. Some are taken out at a time.
+    line.at(120 * SECOND);
+    let ask = [line.ask.clone()];
+    line.store.take(&ask);
+    assert_eq!(line.told(99, 60), SECOND, "they do not count");
+    assert_eq!(line.length(), 25);
+    line.told(99, 60);
+    line.told(99, 60);
+    assert_eq!(line.length(), 1);
+}
+
+#[test]
+fn who_cannot_be_served_in_time_is_told_so_and_takes_no_place() {
+    let mut line = Line::new();
+    for process in 1..=3 {
+        line.told(process, 60);
+    }
+    assert_eq!(line.told(4, 3), 4 * SECOND);
+    assert_eq!(line.told(4, 0), 4 * SECOND);
+    assert_eq!(line.length(), 3);
+    assert_eq!(line.told(4, 4), 3 * SECOND + 5_000);
+    assert_eq!(line.length(), 4);
+    // Who was told to come is not told less when the time is short.
+    assert_eq!(line.told(4, 1), 3 * SECOND + 5_000);
+    assert_eq!(line.length(), 4);
+}
+
+#[test]
+fn calls_of_several_costs_ask_in_time_for_what_is_ahead() {
+    let mut line = Line::new();
+    let limit = Limit::per_second(1).burst(5);
+    let small = line.store.one("costs", &limit);
+    let large = line.store.so_many("costs", &limit, 5);
+    assert!(line.store.take(std::slice::from_ref(&large)).is_admitted);
+    let mut told = |ask: &Ask, process| {
+        let request = wait(std::slice::from_ref(ask), process, Duration::from_secs(60));
+        let wait = line.store.ask(&request).expect("an answer").limits[0].wait;
+        u64::try_from(wait.as_micros()).expect("short")
+    };
+    assert_eq!(told(&small, 1), SECOND);
+    assert_eq!(told(&small, 2), SECOND + 5_000);
+    assert_eq!(told(&large, 3), 6 * SECOND + 5_000);
+    // No later than if those ahead were all as cheap.
+    assert_eq!(told(&small, 4), 3 * SECOND + 5_000);
+}
+
+#[test]
+fn a_clock_that_is_set_back_sends_nobody_away() {
+    let mut line = Line::new();
+    line.at(7_200 * SECOND);
+    let ask = [line.ask.clone()];
+    line.store.take(&ask);
+    for process in 1..=3 {
+        line.told(process, 60);
+    }
+    line.at(0);
+    assert_eq!(line.told(4, 60), 3 * SECOND + 5_000);
+    assert_eq!(line.told(1, 60), SECOND);
+    let served = line.serve([1, 2, 3, 4]);
+    let order: Vec<_> = served
+        .iter()
+        .map(|&(time, process, _)| (time, process))
+        .collect();
+    assert_eq!(
+        order,
+        [
+            (SECOND, 1),
+            (2 * SECOND, 2),
+            (3 * SECOND, 3),
+            (4 * SECOND, 4)
+        ]
+    );
+}
+
+#[test]
+fn a_line_is_kept_until_all_should_have_come() {
+    let mut line = Line::new();
+    let key = line.key();
+    for (process, last) in [(1, 1_000), (2, 1_005), (3, 2_005)] {
+        line.told(process, 60);
+        assert_eq!(line.store.expiry(&key), START / 1_000 + last + 1_000);
+    }
+    // One who asks again before others keeps it no shorter.
+    line.told(1, 60);
+    assert_eq!(line.store.expiry(&key), START / 1_000 + 3_005);
+    line.serve([1, 2, 3]);
+    let kept: bool = line.store.connection.exists(&key).expect("an answer");
+    assert!(!kept);
+}
+
+#[test]
+fn a_call_waits_in_the_line_of_the_limit_that_refuses_it_the_longest() {
+    let mut store = Clocked::new();
+    let asks = [
+        store.one("fast", &Limit::per_second(2)),
+        store.one("slow", &Limit::per_second(1)),
+    ];
+    store.take(&asks);
+    let request = |process| wait(&asks, process, Duration::from_secs(60));
+    let lengths = |store: &mut Clocked| {
+        let mut length = |ask: &Ask| -> u64 {
+            let length = store.connection.zcard(Keys::line(&ask.bucket));
+            length.expect("a number")
+        };
+        asks.each_ref().map(&mut length)
+    };
+    for (process, slow) in [(1, SECOND), (2, SECOND + 5_000)] {
+        let answer = store.ask(&request(process)).expect("an answer");
+        let waits = answer.limits.iter().map(|found| found.wait);
+        let waits: Vec<_> = waits.collect();
+        assert_eq!(waits, [micros(SECOND / 2), micros(slow)]);
+        assert_eq!(answer.others, Some(process - 1));
+    }
+    assert_eq!(lengths(&mut store), [0, 4]);
+    store.now += SECOND;
+    let answer = store.ask(&request(1)).expect("an answer");
+    assert!(answer.is_admitted);
+    assert_eq!(answer.others, Some(1));
+    assert_eq!(lengths(&mut store), [0, 2]);
+    // The other limit pauses.
+    store.pause(&asks[0], Duration::from_secs(9));
+    let answer = store.ask(&request(2)).expect("an answer");
+    assert_eq!(answer.limits[0].wait, micros(9 * SECOND + SECOND / 2));
+    assert_eq!(lengths(&mut store), [2, 2]);
+    store.now += 10 * SECOND;
+    assert!(store.ask(&request(2)).expect("an answer").is_admitted);
+    assert_eq!(lengths(&mut store), [0, 0]);
+}
+
+#[test]
+fn what_is_no_line_is_named_and_nothing_is_charged() {
+    let mut line = Line::new();
+    line.at(5 * SECOND);
+    let key = line.key();
+    let before = line.store.get(&line.ask.bucket);
+    let _: () = line.store.connection.set(&key, "x").expect("no error");
+    let asks = [line.ask.clone()];
+    let request = wait(&asks, 1, Duration::from_secs(60));
+    let message = error(line.store.ask(&request));
+    assert!(
+        message.starts_with("CALLGATE") && message.contains(&key) && message.contains("WRONGTYPE"),
+        "{message}"
+    );
+    assert_eq!(line.store.get(&line.ask.bucket), before);
+    // Who does not wait does not care.
+    assert!(line.store.take(&asks).is_admitted);
+}
+
+#[test]
+fn whatever_is_in_a_line_there_is_an_answer() {
+    let mut line = Line::new();
+    let key = line.key();
+    let own = format!("{:016x}", 1);
+    let scores = ["-inf", "-1e300", "-0.5", "0", "0.5", "1e17", "1e300", "inf"];
+    let names = ["", "x", "-x", &own, &format!("-{own}")];
+    for (score, name) in scores
+        .iter()
+        .flat_map(|score| names.map(|name| (score, name)))
+    {
+        for (other, others) in [("5", "y"), ("inf", "y"), ("-inf", "-y")] {
+            let _: () = line.store.connection.del(&key).expect("no error");
+            for (score, name) in [(*score, name), (other, others)] {
+                let mut add = redis::cmd("ZADD");
+                let added: u64 = add
+                    .arg(&key)
+                    .arg(score)
+                    .arg(name)
+                    .query(&mut line.store.connection)
+                    .expect("no error");
+                assert_eq!(added, 1);
+            }
+            for process in [1, 2, 1] {
+                let told = line.told(process, 86_400);
+                assert!(told >= SECOND, "{score} of {name:?}, and {other}: {told}");
+            }
+        }
+    }
+}
+
 /// A bucket as the textbooks have it, in fractions of any size.
 struct Exact {
     /// Its theoretical arrival time, where it was drawn from, and under which of its limits.
@@ -546,10 +876,11 @@ impl Exact {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Takes so much of the burst of each limit, in 256ths, from so many limits.
+    /// Takes so much of the burst of each limit, in 256ths, from so many limits; if not 0, for a process that waits.
     Take {
         parts: [u8; 3],
         limits: usize,
+        process: u64,
     },
     Peek,
     /// Puts a limit's other numbers in force.
@@ -567,8 +898,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let limit = 0..3_usize;
     let part = || prop_oneof![4 => Just(0_u8), 1 => any::<u8>()];
     let step = prop_oneof![
-        8 => ([part(), part(), part()], 1..=3_usize)
-            .prop_map(|(parts, limits)| Step::Take { parts, limits }),
+        8 => ([part(), part(), part()], 1..=3_usize, 0..6_u64)
+            .prop_map(|(parts, limits, process)| Step::Take { parts, limits, process }),
         1 => Just(Step::Peek),
         1 => limit.clone().prop_map(Step::Change),
         1 => (limit.clone(), 1..100_000_000_u32).prop_map(|(limit, time)| Step::Pause(limit, time)),
@@ -621,7 +952,11 @@ struct Pair {
 impl Pair {
     fn run(&mut self, step: &Step) {
         match *step {
-            Step::Take { parts, limits } => self.take(parts, limits),
+            Step::Take {
+                parts,
+                limits,
+                process,
+            } => self.take(parts, limits, process),
             Step::Peek => self.peek(),
             Step::Change(limit) => self.models[limit].turn ^= 1,
             Step::Pause(limit, time) => {
@@ -658,10 +993,16 @@ impl Pair {
         (asks.collect(), costs)
     }
 
-    fn take(&mut self, parts: [u8; 3], limits: usize) {
+    fn take(&mut self, parts: [u8; 3], limits: usize, process: u64) {
         let now = self.store.now;
         let (asks, costs) = self.asks(parts, limits);
-        let answer = self.store.take(&asks);
+        let request = match process {
+            0 => take(&asks),
+            _ => wait(&asks, process, Duration::from_secs(86_400)),
+        };
+        let answer = self.store.ask(&request).expect("an answer");
+        // Who waits is told there when to ask again.
+        let lines_up = answer.refusing().filter(|_| process > 0);
         let mut is_admitted = true;
         let mut states = Vec::new();
         for ((ask, cost), model) in asks.iter().zip(&costs).zip(&mut self.models) {
@@ -684,17 +1025,23 @@ impl Pair {
         }
         assert_eq!(answer.is_admitted, is_admitted, "{asks:?}");
         self.wait = 0;
-        for (((state, cost), model), found) in states
+        for (place, (((state, cost), model), found)) in states
             .into_iter()
             .zip(costs)
             .zip(&mut self.models)
             .zip(&answer.limits)
+            .enumerate()
         {
             let mut state = model.held(state);
-            assert_eq!(found.wait, model.wait(&state, now, cost));
+            let wait = model.wait(&state, now, cost);
+            if lines_up == Some(place) {
+                assert!(found.wait >= wait, "{:?} of {wait:?}", found.wait);
+            } else {
+                assert_eq!(found.wait, wait);
+            }
             self.wait = self
                 .wait
-                .max(u64::try_from(found.wait.as_micros()).expect("in range"));
+                .max(u64::try_from(wait.as_micros()).expect("in range"));
             if is_admitted {
                 state += model.price(cost);
                 model.kept = Some((state.clone(), model.turn));
