@@ -46,7 +46,7 @@ class Limiter(_callgate.Limiter):
 
     One instance may be used from any number of threads and event loops at once; it belongs to none
     of them. A forked child goes on with a copy: from then on the two count apart, unless they share a
-    store. Waiting and `max_concurrent` are each process's own.
+    store. Waiting is each process's own, but for Redis, where processes take turns; `max_concurrent` always is.
 
     Args:
         limits: The limits by name. A limit's name is its tool, or a pattern of tools such as
