@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-STOPS_THE_LOOP = (
-    "{} waits in a thread that runs an event loop, which stops meanwhile: "
-    "await limiter.acquire there, or decorate an async function"
-)
+STOPS_THE_LOOP = "{} waits in a thread that runs an event loop, which stops meanwhile: {}"
+INSTEAD = "await limiter.acquire there, or decorate an async function"
 
 
 class Limiter(_callgate.Limiter):
@@ -286,6 +284,8 @@ class RemoteLimiter(Limiter):
     def snapshot(self) -> dict[str, LimitSnapshot]:
         """As the extension's."""
         look = self._look()
+        if look is not None and look.asks_at() is not None:
+            _warn_in_a_loop("snapshot", "await asyncio.to_thread(limiter.snapshot) there")
         while look is not None and (descriptor := look.asks_at()) is not None:
             _hear(descriptor)
         return self._snapshot(look)
@@ -293,6 +293,8 @@ class RemoteLimiter(Limiter):
 
 # As errors call it.
 RemoteLimiter.__name__ = "Limiter"
+for _method in (RemoteLimiter.try_acquire, RemoteLimiter.snapshot):
+    _method.__qualname__ = f"Limiter.{_method.__name__}"
 
 
 def _admitted(decision: Decision) -> Decision:
@@ -348,9 +350,8 @@ def wait_in_thread(turn: Turn, name: str = "try_acquire") -> Decision:
     _forget_closed()
     turn.take_thread()
     try:
-        if (decision := turn.ask()) is None and asyncio._get_running_loop() is not None:
-            message = STOPS_THE_LOOP.format(name)
-            warnings.warn(message, RuntimeWarning, stacklevel=_frames_here())
+        if (decision := turn.ask()) is None:
+            _warn_in_a_loop(name)
         while decision is None:
             # Python runs signal handlers in either wait, and one that raises ends it.
             descriptor = turn.asks_at()
@@ -364,6 +365,13 @@ def wait_in_thread(turn: Turn, name: str = "try_acquire") -> Decision:
         return decision
     finally:
         turn.leave()
+
+
+def _warn_in_a_loop(name: str, instead: str = INSTEAD) -> None:
+    """Tells of a wait in a thread that runs an event loop: of what waits, and what to do instead."""
+    if asyncio._get_running_loop() is not None:
+        message = STOPS_THE_LOOP.format(name, instead)
+        warnings.warn(message, RuntimeWarning, stacklevel=_frames_here())
 
 
 def _hear(descriptor: int) -> None:

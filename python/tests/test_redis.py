@@ -114,6 +114,8 @@ def test_errors_call_the_class_what_users_call_it() -> None:
         AttributeError, match=r"^'(callgate\.)?Limiter' object has no attribute 'try_aquire'"
     ):
         limiter.try_aquire("search")
+    with pytest.raises(TypeError, match=r"^Limiter.try_acquire\(\) missing 1 required"):
+        limiter.try_acquire()
 
 
 def test_a_reload_keeps_what_is_to_become_of_calls_when_the_store_fails(tmp_path: Path) -> None:
@@ -166,6 +168,13 @@ def test_a_limit_with_a_policy_is_a_value_like_any_other() -> None:
 )
 def test_a_url_that_is_none_is_refused_without_its_password(given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
+        Limiter({"search": hourly(1)}, store=given)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [b"redis://u:secret@h/0?prefix=x", Path("redis://u:secret@h/0")])
+def test_what_is_no_text_is_refused_without_showing_it(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^store must be .* as a str, .*, got a \w+$") as caught:
         Limiter({"search": hourly(1)}, store=given)
     assert "secret" not in str(caught.value)
 
@@ -383,6 +392,13 @@ async def test_to_stop_a_loop_for_an_answer_is_warned_of(server: Server) -> None
             assert getattr(limiter, name)("search")
         assert told[0].filename == __file__
         later.join()
+    server.halt()
+    later = threading.Timer(0.05, server.resume)
+    later.start()
+    with pytest.warns(RuntimeWarning, match=r"await asyncio.to_thread\(limiter.snapshot\)") as told:
+        assert limiter.snapshot()["search"].remaining == 3
+    assert told[0].filename == __file__
+    later.join()
 
 
 # Threads
@@ -820,6 +836,31 @@ def test_16_processes_admit_no_more_than_the_burst_and_the_rate(server: Server) 
 
 
 # Its end
+
+
+def test_each_forked_process_tells_of_itself(server: Server) -> None:
+    parent = os.getpid()
+
+    def worker() -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                limiter = Limiter({"search": hourly(5)}, store=server.url())
+                while os.getppid() == parent:
+                    limiter.try_acquire("search")
+                    time.sleep(0.02)
+            finally:
+                os._exit(1)
+        return child
+
+    children = [worker() for _ in range(3)]
+    try:
+        # It is the number of them that is answered first.
+        until(lambda: server.ask("KEYS", "{test}:process:*") == "3")
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("how", ["tasks", "threads", "loops", "line", "closed"])

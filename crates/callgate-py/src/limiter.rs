@@ -121,8 +121,12 @@ impl Limiter {
         }
         if let Some(store) = store {
             let Some(url) = text(store) else {
-                let must = "store must be a store's URL, such as 'shm:/run/myapp/callgate'";
-                return Err(refusal(store, must));
+                // Whatever it is, a password may be in it.
+                return Err(config_error(store.py(), format!(
+                    "store must be a store's URL as a str, such as 'shm:/run/myapp/callgate' or \
+                     'redis://127.0.0.1:6379/0?prefix=myapp', got a {}",
+                    store.get_type().name()?
+                )));
             };
             builder = builder.store(&*url);
         }

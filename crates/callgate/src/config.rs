@@ -39,7 +39,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::limit::{refused_fields, refused_tools};
 use crate::rules::{Config, DEFAULT};
-use crate::store;
+use crate::store::{self, Kind};
 use crate::{ConfigError, Limit, Limiter, LimiterBuilder, MAX_BURST, MAX_WAIT, OnStoreError, Unit};
 use report::{MOST, Problem, report};
 pub use schema::schema;
@@ -619,7 +619,7 @@ fn checked(name: &str, limit: Limit) -> Result<Limit, ConfigError> {
     } else {
         config.limits.push((name.to_owned(), limit.clone()));
     }
-    config.check().map(|_| limit)
+    config.check(Kind::Memory).map(|_| limit)
 }
 
 fn pace(entry: &Entry<'_>) -> Result<Limit, ConfigError> {

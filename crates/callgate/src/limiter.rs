@@ -24,7 +24,7 @@ use crate::names::same;
 use crate::rules::{Config, Limited, Plain, Route, Rules, Secret};
 use crate::store::memory::{Moved, draw_each};
 use crate::store::redis::{self, Peeking, StoreMeter};
-use crate::store::{Buckets, Draw, Store, Url, Verdict, draw_all};
+use crate::store::{Buckets, Draw, Kind, Store, Url, Verdict, draw_all};
 use crate::trace::{Trace, Traced};
 use crate::waiting::Wakes;
 use crate::{ConfigError, Limit, OnStoreError};
@@ -96,6 +96,7 @@ impl Limiter {
             clock: None,
             trace: None,
             store: None,
+            kept_apart: None,
             unset: None,
         }
     }
@@ -184,6 +185,7 @@ impl Limiter {
             trace,
             store,
             unset,
+            ..
         } = limits;
         if let Some((_, error)) = unset {
             return Err(error);
@@ -787,6 +789,8 @@ pub struct LimiterBuilder {
     clock: Option<Box<dyn Fn() -> Duration + Send + Sync>>,
     trace: Option<Trace>,
     store: Option<Url>,
+    /// Where the limits are from, but not the buckets.
+    kept_apart: Option<Url>,
     /// The environment variable that is to say where the store is and is not set, and what to say of that.
     pub(crate) unset: Option<(String, ConfigError)>,
 }
@@ -889,8 +893,10 @@ impl LimiterBuilder {
     }
 
     /// Keeps the buckets in this process after all: for those who only look at the limits of a file.
+    ///
+    /// The limits are to be ones that the store takes all the same.
     pub fn in_memory(mut self) -> Self {
-        self.store = None;
+        self.kept_apart = self.store.take();
         self.unset = None;
         self
     }
@@ -909,7 +915,8 @@ impl LimiterBuilder {
             return Err(ConfigError::new("clock", allowed, "one beside a store"));
         }
         // Before a store is made for them.
-        self.config.check()?;
+        let url = self.store.as_ref().or(self.kept_apart.as_ref());
+        self.config.check(Kind::of(url.map(|url| &*url.whole))?)?;
         let store = Store::open(self.store.as_ref().map(|url| &*url.whole))?;
         let clock = self.clock.map_or_else(|| store.clock(), Clock::injected);
         let names = Numbered::default();

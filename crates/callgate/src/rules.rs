@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
-use std::{iter, mem};
+use std::time::SystemTime;
+use std::{iter, mem, process};
 
 use rustc_hash::FxBuildHasher;
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -18,7 +19,7 @@ use crate::bucket::{Bucket, Price};
 use crate::decision::{Call, Number};
 use crate::limit::check_name;
 use crate::names::{Names, same};
-use crate::store::{Buckets, Key, Store, memory, shm};
+use crate::store::{Buckets, Key, Kind, Store, memory, shm};
 use crate::waiting::{Lines, Wakes};
 use crate::{ConfigError, Limit, OnStoreError};
 
@@ -129,12 +130,7 @@ impl Config {
         now: &dyn Fn() -> u64,
         number: impl Fn(&str) -> Number,
     ) -> Result<Rules, ConfigError> {
-        let checked = self.check()?;
-        for Checked { name, limit, .. } in &checked {
-            let on_store_error = limit.when_store_fails().or(self.on_store_error);
-            let checked = store.check(limit, on_store_error);
-            checked.map_err(|error| error.of_limit(name))?;
-        }
+        let checked = self.check(store.kind())?;
         let before = old.iter().flat_map(|old| &old.limits);
         let before: HashMap<_, _> = before.map(|limited| (limited.number, limited)).collect();
         let limits = checked.into_iter().map(|checked| {
@@ -152,7 +148,7 @@ impl Config {
     }
 
     /// The limits, if all of them are right.
-    pub(crate) fn check(&self) -> Result<Vec<Checked<'_>>, ConfigError> {
+    pub(crate) fn check(&self, kind: Kind) -> Result<Vec<Checked<'_>>, ConfigError> {
         let mut seen = HashSet::with_capacity(self.limits.len());
         let mut checked = Vec::with_capacity(self.limits.len() + 1);
         for (name, limit) in &self.limits {
@@ -176,6 +172,11 @@ impl Config {
         }
         if let Some(limit) = &self.default {
             checked.push(Checked::default(limit).map_err(|error| error.of_limit(DEFAULT))?);
+        }
+        for Checked { name, limit, .. } in &checked {
+            let on_store_error = limit.when_store_fails().or(self.on_store_error);
+            let checked = kind.check(limit, on_store_error);
+            checked.map_err(|error| error.of_limit(name))?;
         }
         Ok(checked)
     }
@@ -551,10 +552,10 @@ impl Part {
     }
 }
 
-/// A number that nobody can foretell.
+/// A number that nobody can foretell, and another one in each process.
 pub(crate) fn random() -> u64 {
-    // The standard library has no other source of randomness.
-    RandomState::new().hash_one(0)
+    // The standard library has no other source of randomness, and its next one is the same in all forked children.
+    RandomState::new().hash_one((process::id(), SystemTime::now()))
 }
 
 /// What fingerprints are made with: who does not know it cannot make two keys share a bucket.

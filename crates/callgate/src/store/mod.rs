@@ -59,21 +59,11 @@ impl Store {
         }
     }
 
-    /// Whether a limit that is right is one for this store, and so is what is to become of its calls when the
-    /// store fails.
-    pub(crate) fn check(
-        &self,
-        limit: &Limit,
-        on_store_error: Option<OnStoreError>,
-    ) -> Result<(), ConfigError> {
-        match (self, on_store_error) {
-            (Self::Redis(_), _) => redis::Store::check(limit),
-            (Self::Shared(_), Some(other)) if other != OnStoreError::Deny => {
-                let allowed = "'deny' or left out, with a store of shared memory";
-                let given = format!("'{other}'");
-                Err(ConfigError::new("on_store_error", allowed, given))
-            }
-            _ => Ok(()),
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Memory => Kind::Memory,
+            Self::Shared(_) => Kind::Shared,
+            Self::Redis(_) => Kind::Redis,
         }
     }
 
@@ -122,6 +112,43 @@ impl Store {
             }
             (Self::Memory, _) => Buckets::Memory(Arc::new(memory::Buckets::full(bucket, split))),
         })
+    }
+}
+
+/// What stores differ by in what they take.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Memory,
+    Shared,
+    Redis,
+}
+
+impl Kind {
+    /// The kind of the store of a URL.
+    pub(crate) fn of(url: Option<&str>) -> Result<Self, ConfigError> {
+        Ok(match url.map(Place::of).transpose()? {
+            None => Self::Memory,
+            Some(Place::Shared(_)) => Self::Shared,
+            Some(Place::Redis) => Self::Redis,
+        })
+    }
+
+    /// Whether a limit that is right is one for such a store, and so is what is to become of its calls when the
+    /// store fails.
+    pub(crate) fn check(
+        self,
+        limit: &Limit,
+        on_store_error: Option<OnStoreError>,
+    ) -> Result<(), ConfigError> {
+        match (self, on_store_error) {
+            (Self::Redis, _) => redis::Store::check(limit),
+            (Self::Shared, Some(other)) if other != OnStoreError::Deny => {
+                let allowed = "'deny' or left out, with a store of shared memory";
+                let given = format!("'{other}'");
+                Err(ConfigError::new("on_store_error", allowed, given))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -793,7 +793,7 @@ pub(super) async fn reach<T>(
     for node in &address.nodes {
         reason = match timeout(address.timeout, reach_by(address, node, first, &read)).await {
             Ok(Ok(connection)) => return Ok(connection),
-            Ok(Err(failure)) => format!("{node}: {failure}"),
+            Ok(Err(reason)) => reason,
             // A server that does not speak TLS waits for the rest of what it takes for a command.
             Err(_) if matches!(node, ConnectionAddr::TcpTls { .. }) => {
                 format!(
@@ -814,15 +814,23 @@ async fn reach_by<T>(
     read: impl Fn(&Value) -> Result<T, Failure>,
 ) -> Result<Connection, String> {
     let mut node = match &address.service {
-        Some(service) => ask_sentinel(node, service).await?,
+        Some(service) => {
+            let asked = ask_sentinel(node, service).await;
+            asked.map_err(|reason| format!("{node}: {reason}"))?
+        }
         None => node.clone(),
     };
     for _ in 0..HOPS {
-        let mut connection = Connection::open(address.server(&node)).await?;
+        let said = |reason: String| format!("{node}: {reason}");
+        let connection = Connection::open(address.server(&node)).await;
+        let mut connection = connection.map_err(said)?;
         let reply = connection.commands.send_packed_command(first).await;
-        match read(&reply.map_err(in_words)?) {
+        match read(&reply.map_err(in_words).map_err(said)?) {
             Ok(_) => return Ok(connection),
-            Err(failure) => node = moved(&node, &failure).ok_or_else(|| failure.to_string())?,
+            Err(failure) => {
+                let there = moved(&node, &failure);
+                node = there.ok_or_else(|| said(failure.to_string()))?;
+            }
         }
     }
     Err(format!("{node}: sent on and on"))
