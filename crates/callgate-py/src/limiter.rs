@@ -122,11 +122,14 @@ impl Limiter {
         if let Some(store) = store {
             let Some(url) = text(store) else {
                 // Whatever it is, a password may be in it.
-                return Err(config_error(store.py(), format!(
-                    "store must be a store's URL as a str, such as 'shm:/run/myapp/callgate' or \
+                return Err(config_error(
+                    store.py(),
+                    format!(
+                        "store must be a store's URL as a str, such as 'shm:/run/myapp/callgate' or \
                      'redis://127.0.0.1:6379/0?prefix=myapp', got a {}",
-                    store.get_type().name()?
-                )));
+                        store.get_type().name()?
+                    ),
+                ));
             };
             builder = builder.store(&*url);
         }

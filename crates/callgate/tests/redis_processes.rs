@@ -268,6 +268,13 @@ fn found(limiter: &Limiter) {
     }
 }
 
+/// How far a server is in what is replicated.
+fn offset(server: &Server, name: &str) -> Option<String> {
+    let told = server.text("INFO replication");
+    let mut lines = told.lines();
+    lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))
+}
+
 /// Fails over from a server to its replica, which has everything or what there was at first. Returns what
 /// processes got before, and after.
 fn fail_over(
@@ -282,7 +289,13 @@ fn fail_over(
     // Two that are there before, and one that comes afterwards.
     let [one, other, late] = [(); 3].map(|()| limiter(&url, Limit::per_day(1).burst(50)));
     let mut before = admitted(&one, 10);
-    let replicated = || primary.wait_for("WAIT 1 10000", "1");
+    let replicated = || {
+        let started = Instant::now();
+        while offset(&primary, "master_repl_offset:") != offset(&replica, "slave_repl_offset:") {
+            assert!(started.elapsed() < PATIENCE, "it is behind");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
     replicated();
     if is_behind {
         // Where nobody listens, and no other test's server will.

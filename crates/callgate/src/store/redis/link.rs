@@ -775,11 +775,23 @@ impl Connection {
     }
 }
 
-/// A connection that was seen to read and write a key.
+/// A connection that was seen to read and write a key, by the script's text and then by its hash.
 pub(super) async fn connect(address: &Address) -> Result<Connection, String> {
     let proof = Request::Prove(address.keys.proof());
-    let first = proof.command(1, false);
-    reach(address, &first, |reply| proof.read(1, reply)).await
+    let [first, second] = [false, true].map(|by_hash| proof.command(1, by_hash));
+    let read = |reply: &Value| proof.read(1, reply);
+    let mut connection = reach(address, &first, read).await?;
+    let reply = timeout(
+        address.timeout,
+        connection.commands.send_packed_command(&second),
+    )
+    .await;
+    let reply = reply.map_err(|_| format!("no answer in {:?}", address.timeout))?;
+    let reply = reply.map_err(in_words)?;
+    if !is_unknown_script(&reply) {
+        read(&reply).map_err(|failure| failure.to_string())?;
+    }
+    Ok(connection)
 }
 
 /// A connection to the server that has the keys, by the first node that leads there: its answer to a first command,

@@ -287,6 +287,24 @@ fn r27_a_server_that_became_a_replica_is_left_until_it_takes_writes() {
 }
 
 #[test]
+fn a_user_who_may_not_ask_by_hash_is_down_and_not_up_in_between() {
+    let users = "--user app on nopass ~{test}:* +@all -evalsha --user default off";
+    let server = Server::with(&users.split(' ').collect::<Vec<_>>());
+    logged(server.port);
+    let link = link(&format!(
+        "redis://app:x@127.0.0.1:{}?prefix=test&{PATIENCE}",
+        server.port
+    ));
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(600) {
+        let failure = link.ask_blocking(token(1)).expect_err("not allowed");
+        assert!(failure.to_string().contains("NOPERM"), "{failure}");
+    }
+    let logged = logged(server.port);
+    assert_eq!(logged.len(), 1, "{logged:?}");
+}
+
+#[test]
 fn a_server_without_memory_charges_no_limit_of_a_call() {
     let server = Server::start();
     let link = patient(&server);
