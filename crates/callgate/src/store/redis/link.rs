@@ -627,6 +627,9 @@ async fn send(
     by_hash: bool,
 ) -> Option<End> {
     batch.retain_mut(|pending| !pending.is_late());
+    if batch.is_empty() {
+        return None;
+    }
     let give_up = Instant::now() + time;
     let groups = Groups::of(batch);
     let mut pipeline = Pipeline::with_capacity(groups.all.len());
