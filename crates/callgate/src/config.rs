@@ -363,7 +363,7 @@ impl Reading<'_> {
                 Ok(found) => url = Some(found),
                 Err(error) => {
                     let problem = Problem::new(error.to_string(), value.span(), "");
-                    let is_unset = |name: &&str| !name.is_empty() && env::var_os(name).is_none();
+                    let is_unset = |name: &&str| is_variable(name) && env::var_os(name).is_none();
                     let in_variable = key.get_ref() == "url_env";
                     match text.filter(|_| in_variable).filter(is_unset) {
                         Some(name) => self.unset = Some((name.to_owned(), problem)),
@@ -507,6 +507,12 @@ impl Reading<'_> {
         }
         shown
     }
+}
+
+/// Whether it may be the name of an environment variable. A URL in its place is none, and may hold a password.
+fn is_variable(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_allowed)
 }
 
 /// A text cut where it is long.

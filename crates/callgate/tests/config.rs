@@ -162,6 +162,7 @@ fn a_file_says_where_the_store_is() {
         ),
         ("url_env = ''", "environment variable that is set"),
         ("url_env = 2", "environment variable that is set"),
+        ("url_env = 'A=B'", "environment variable that is set"),
         (
             "url = 'shm:/x'\nurl_env = 'HOME'",
             "only one of them is allowed",
@@ -177,6 +178,7 @@ fn a_file_says_where_the_store_is() {
         "url = 'redis://user:secret@127.0.0.1/0?prefix=test",
         "url = 'redis://user:sec@ret@127.0.0.1/0'\nulr = 1",
         "url = ['redis://user:secret@127.0.0.1/0']",
+        "url_env = 'redis://user:secret@127.0.0.1/0?prefix=test'",
     ] {
         let said = refused(store);
         let is_shown = said.contains("secret") || said.contains("ret@");

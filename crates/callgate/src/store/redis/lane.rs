@@ -23,11 +23,10 @@ use std::time::Duration;
 
 use tokio::runtime::{self, Handle, Runtime};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::yield_now;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
-use super::link::{Connection, End, Pending, State, connect, fly};
+use super::link::{Connection, End, Pending, State, connect, fly, passed, turns};
 
 /// Beside one connection a lane is made once in such a time: there may be a server that has no room for more.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -178,16 +177,11 @@ impl Line {
     fn ask(&mut self, pending: Pending, time: Duration) -> Option<End> {
         let deadline = pending.deadline;
         let flight = fly(self.connection.commands.clone(), vec![pending], time);
-        let late = async {
-            sleep_until(deadline).await;
-            // Where this process stood still, the answer may be there and was not read yet.
-            yield_now().await;
-        };
         let end = self.runtime.block_on(async {
             tokio::select! {
                 biased;
                 end = flight => end,
-                () = late => Some(End::Broken(format!("no answer in {time:?}"))),
+                () = passed(deadline) => Some(End::Broken(format!("no answer in {time:?}"))),
             }
         });
         self.used = Instant::now();
@@ -201,15 +195,10 @@ impl Line {
         }
         let connection = &mut self.connection;
         self.runtime.block_on(async {
-            let turns = async {
-                // In the first one the runtime hears of it, in the second one the connection reads it.
-                yield_now().await;
-                yield_now().await;
-            };
             tokio::select! {
                 biased;
                 () = connection.end() => true,
-                () = turns => false,
+                () = turns() => false,
             }
         })
     }

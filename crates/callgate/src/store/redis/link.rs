@@ -32,7 +32,7 @@ use redis::{
 use rustc_hash::FxBuildHasher;
 use tokio::runtime;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 
 use super::address::{self, Address};
@@ -627,6 +627,9 @@ async fn send(
     by_hash: bool,
 ) -> Option<End> {
     batch.retain_mut(|pending| !pending.is_late());
+    if batch.is_empty() {
+        return None;
+    }
     let give_up = Instant::now() + time;
     let groups = Groups::of(batch);
     let mut pipeline = Pipeline::with_capacity(groups.all.len());
@@ -644,7 +647,7 @@ async fn send(
         tokio::select! {
             biased;
             replies = &mut replies => break replies,
-            () = sleep_until(deadline) => match first {
+            () = passed(deadline) => match first {
                 Some(first) => {
                     first.finish(Err(Failure::Late));
                     late += 1;
@@ -658,6 +661,18 @@ async fn send(
         Err(error) if error.is_connection_dropped() => Some(End::Dropped),
         Err(error) => Some(End::Broken(in_words(error))),
     }
+}
+
+/// Waits until a time is over. Where this process stood still, the answer may be there and was not read yet.
+pub(super) async fn passed(time: Instant) {
+    sleep_until(time).await;
+    turns().await;
+}
+
+/// Has what is there be read: in the first turn the runtime hears of it, in the second one the connection reads it.
+pub(super) async fn turns() {
+    yield_now().await;
+    yield_now().await;
 }
 
 /// Which requests of a batch are equal: the script answers them at once.

@@ -602,6 +602,35 @@ fn an_answer_that_comes_too_late_is_none() {
     first_late_then_down_after_proof(port);
 }
 
+#[test]
+fn a_call_that_is_late_before_it_is_sent_is_no_outage() {
+    let server = Server::start();
+    logged(server.port);
+    let link = link(&format!("{}?prefix=test&timeout=500ms", server.url()));
+    assert!(is_admitted(&link, 3));
+    let (stands, stood) = mpsc::channel();
+    let (go_on, told) = mpsc::channel::<()>();
+    link.ask(token(3), move |_| {
+        // The link's thread comes no further.
+        stands.send(()).expect("it waits");
+        let _ = told.recv();
+        None
+    });
+    stood.recv().expect("an answer");
+    let (answer, answered) = mpsc::channel();
+    link.ask(token(3), move |result| {
+        answer.send(result).expect("it waits");
+        None
+    });
+    thread::sleep(Duration::from_millis(500));
+    drop(go_on);
+    let late = answered.recv().expect("an answer").expect_err("late");
+    assert!(matches!(late, Failure::Late), "{late}");
+    // It was not sent.
+    assert_eq!(left(&link, 3), 1);
+    assert!(logged(server.port).is_empty());
+}
+
 fn first_late_then_down_after_proof(port: u16) {
     let link = link(&format!(
         "redis://127.0.0.1:{port}?prefix=test&timeout=100ms"
