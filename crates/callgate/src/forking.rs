@@ -18,7 +18,8 @@ pub struct BeforeFork {
 /// Has callgate's own threads stand still, with nothing locked, until what is returned is dropped: in the parent
 /// and in the child, each.
 ///
-/// For front ends of languages that fork. The child goes on with [`after_fork`](crate::after_fork).
+/// For front ends of languages that fork, which see to it that no other thread is within a call of a limiter's
+/// meanwhile. The child goes on with [`after_fork`](crate::after_fork).
 pub fn before_fork() -> BeforeFork {
     BeforeFork {
         _held: WORK.write().unwrap_or_else(PoisonError::into_inner),

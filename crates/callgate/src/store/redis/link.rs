@@ -21,7 +21,7 @@ use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
 use std::task::Waker;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -65,11 +65,14 @@ pub(crate) struct Link {
     /// One for each process that this link was used in: this one, and those that it was forked from.
     runs: boxcar::Vec<Run>,
     is_closed: AtomicBool,
+    /// Whether it was said that there can be no thread.
+    is_told: AtomicBool,
 }
 
 /// The link in one process.
 struct Run {
     process: u32,
+    thread: ThreadId,
     queue: WeakUnboundedSender<Pending>,
     /// Until it is closed: what keeps the thread.
     keeps: Mutex<Option<UnboundedSender<Pending>>>,
@@ -122,6 +125,7 @@ impl Link {
             telling: Arc::new(Telling::new()),
             runs: boxcar::Vec::new(),
             is_closed: AtomicBool::new(false),
+            is_told: AtomicBool::new(false),
         }
     }
 
@@ -145,8 +149,13 @@ impl Link {
             let _ = answer.send(result);
             None
         });
-        if let Some((run, pending)) = asked {
-            run.lane.ask(pending, |pending| run.send(pending));
+        if let Some((run, mut pending)) = asked {
+            if run.thread == thread::current().id() {
+                // A logger asks, say: who would answer?
+                pending.finish(Err(Failure::Lost));
+            } else {
+                run.lane.ask(pending, |pending| run.send(pending));
+            }
         }
         answered.recv().unwrap_or(Err(Failure::Lost))
     }
@@ -231,7 +240,13 @@ impl Link {
         }
         // Where two threads come here at once, the first one's is found, and the other ends unused.
         let run = Run::start(Arc::clone(&self.address), Arc::clone(&self.telling));
-        self.runs.push(run.ok()?);
+        let told = |error| {
+            if !self.is_told.swap(true, Ordering::Relaxed) {
+                log::warn!("the store at {} cannot be asked: {error}", self.address);
+            }
+        };
+        self.runs.push(run.map_err(told).ok()?);
+        self.is_told.store(false, Ordering::Relaxed);
         self.here()
     }
 }
@@ -266,7 +281,7 @@ impl Run {
             pause: FIRST_PAUSE,
         };
         let thread = thread::Builder::new().name("callgate-redis".to_owned());
-        thread.spawn(move || {
+        let thread = thread.spawn(move || {
             // In a task of its own: what wakes another task there needs no system call.
             let driver = runtime.spawn(unforked(driver.run()));
             // Whoever asks a driver that panicked is told that it is gone.
@@ -276,6 +291,7 @@ impl Run {
         })?;
         Ok(Self {
             process: process::id(),
+            thread: thread.thread().id(),
             queue: queue.downgrade(),
             keeps: Mutex::new(Some(queue)),
             state,

@@ -287,6 +287,23 @@ fn r27_a_server_that_became_a_replica_is_left_until_it_takes_writes() {
 }
 
 #[test]
+fn who_waits_on_the_links_own_thread_is_answered_at_once() {
+    let server = Server::start();
+    let link = Arc::new(patient(&server));
+    let (sender, answered) = mpsc::channel();
+    let there = Arc::clone(&link);
+    // As a logger may, to which that thread speaks.
+    link.ask(token(9), move |_| {
+        let failure = there.ask_blocking(token(9)).err();
+        sender.send(failure).expect("it waits");
+        None
+    });
+    let failure = answered.recv_timeout(Duration::from_secs(30));
+    assert!(matches!(failure, Ok(Some(Failure::Lost))), "{failure:?}");
+    assert!(is_admitted(&link, 9));
+}
+
+#[test]
 fn a_user_who_may_not_ask_by_hash_is_down_and_not_up_in_between() {
     let users = "--user app on nopass ~{test}:* +@all -evalsha --user default off";
     let server = Server::with(&users.split(' ').collect::<Vec<_>>());
