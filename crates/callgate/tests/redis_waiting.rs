@@ -147,7 +147,6 @@ fn r15_whoever_can_be_served_in_time_waits_and_all_others_are_refused_at_once() 
     let due = (0..20).map(|place| (TOKEN * place as u64, place));
     assert_eq!(admitted, due.collect::<Vec<_>>());
     // One ask a token, and two to prove the connection.
-    // One ask a token, and two to prove the connection.
     assert_eq!(asked(&url), 22);
 }
 
