@@ -174,7 +174,9 @@ def test_a_url_that_is_none_is_refused_without_its_password(given: str, message:
 
 @pytest.mark.parametrize("given", [b"redis://u:secret@h/0?prefix=x", Path("redis://u:secret@h/0")])
 def test_what_is_no_text_is_refused_without_showing_it(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^store must be .* as a str, .*, got a \w+$") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^store must be .* as a str, .*, got a value of type \w+$"
+    ) as caught:
         Limiter({"search": hourly(1)}, store=given)
     assert "secret" not in str(caught.value)
 

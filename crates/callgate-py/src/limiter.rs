@@ -126,7 +126,7 @@ impl Limiter {
                     store.py(),
                     format!(
                         "store must be a store's URL as a str, such as 'shm:/run/myapp/callgate' or \
-                     'redis://127.0.0.1:6379/0?prefix=myapp', got a {}",
+                     'redis://127.0.0.1:6379/0?prefix=myapp', got a value of type {}",
                         store.get_type().name()?
                     ),
                 ));

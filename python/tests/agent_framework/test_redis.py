@@ -47,7 +47,8 @@ async def test_r34_of_eight_calls_of_one_turn_the_burst_runs(
     assert len(set(tool.started)) == 6
     for request in client.requests[1:]:
         assert_answered(request)
-    assert limiter.snapshot()["lookup"].remaining == 0
+    snapshot = await asyncio.to_thread(limiter.snapshot)
+    assert snapshot["lookup"].remaining == 0
 
 
 async def test_the_loop_goes_round_while_the_store_is_asked(server: Server) -> None:
