@@ -184,7 +184,7 @@ for i = 1, #KEYS / (waits and 3 or 2) do
     local pause = read_pause(KEYS[2 * i])
     local a, b = kept_a, kept_b
     -- Nothing is below a bucket that is empty when the pause ends.
-    if pause + burst_a > a or (pause + burst_a == a and burst_b > b) then
+    if pause > 0 and (pause + burst_a > a or (pause + burst_a == a and burst_b > b)) then
         a, b = pause + burst_a, burst_b
     end
     limits[i] = {

@@ -1165,6 +1165,16 @@ fn decisions_are_those_of_exact_buckets() {
     result.unwrap();
 }
 
+#[test]
+fn a_burst_that_takes_longer_than_the_clock_has_run_is_whole() {
+    let mut store = Clocked::new();
+    // 63 years, and a server whose clock says 2027.
+    store.now = 1_800_000_000 * SECOND;
+    let limit = Limit::per_second(2).burst(4_000_000_000);
+    let all = store.so_many("tool", &limit, 4_000_000_000);
+    assert!(store.take(&[all]).is_admitted);
+}
+
 /// The same limits twice: what was asked of them one by one, and at once.
 fn are_answered_alike(store: &mut Clocked, number: u64, limits: &[Arc<Terms>], steps: &Calls) {
     let keys = store.keys.clone();
